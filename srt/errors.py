@@ -1,0 +1,52 @@
+"""Errors that a user can act on.
+
+The command line prints their message on one line and exits with status 2; every other exception is a bug and keeps its
+traceback.
+"""
+
+from pathlib import Path
+
+
+class SrtError(Exception):
+    """A problem with what the user gave: a file, a flag, a request."""
+
+
+class UnsupportedConfigError(SrtError):
+    """The checkpoint asks for a scheme, architecture or option that this runtime does not run."""
+
+
+class CheckpointError(SrtError):
+    """A checkpoint's files contradict each other or the model they are meant for.
+
+    Attributes:
+        file: File in which the problem lies, or the one that mentions it.
+        tensor: Name of the tensor as the checkpoint spells it, if one is concerned.
+        expected: What a sound checkpoint would hold there.
+        found: What is there.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: str | Path | None = None,
+        tensor: str | None = None,
+        expected: object = None,
+        found: object = None,
+    ) -> None:
+        self.file = None if file is None else Path(file)
+        self.tensor = tensor
+        self.expected = expected
+        self.found = found
+        fields = [
+            ("file", self.file),
+            ("tensor", tensor),
+            ("expected", expected),
+            ("found", found),
+        ]
+        details = "; ".join(f"{name}: {value}" for name, value in fields if value is not None)
+        super().__init__(f"{problem} ({details})" if details else problem)
+
+
+class RequestError(SrtError, ValueError):
+    """A request cannot be served as it stands: a bad sampling parameter, or a prompt that does not fit."""

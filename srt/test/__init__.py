@@ -1,0 +1,1 @@
+"""Helpers shared by the registered tests; not needed at run time."""

@@ -264,11 +264,13 @@ def _read_index(index: Path) -> dict[str, str]:
             "the index lists no tensors",
             file=index,
             expected='"weight_map": {tensor: file}',
-            found=f"keys {sorted(content)}" if isinstance(content, dict) else type(content).__name__,
+            found=f"keys {sorted(content)}"
+            if isinstance(content, dict)
+            else type(content).__name__,
         )
     for name, file_name in weight_map.items():
         # An index comes from outside: it may name files of its own directory only.
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+        if not isinstance(file_name, str) or "/" in file_name or file_name in ("", ".", ".."):
             raise CheckpointError(
                 "the index names a file outside its directory",
                 file=index,

@@ -1,0 +1,1 @@
+"""What a checkpoint's configuration files say, checked and typed."""

@@ -1,0 +1,1 @@
+"""What users call: the engine and the command line."""

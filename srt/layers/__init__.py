@@ -1,0 +1,1 @@
+"""Building blocks of the models, over the kernels of sgl_kernel."""

@@ -1,0 +1,110 @@
+"""What a quantization format must provide.
+
+A `QuantizationConfig` is one checkpoint's description of its format; it hands each linear layer the `LinearMethodBase` that
+declares, prepares and multiplies that layer's weight.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from srt.model_loader.checkpoint import TensorMeta
+
+
+class QuantizeMethodBase(ABC):
+    """How one layer holds and applies its weight."""
+
+    @abstractmethod
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Turns the loaded parameters of `layer` into the form that `apply` reads, and drops the originals."""
+
+
+class LinearMethodBase(QuantizeMethodBase):
+    """How a linear layer `y = x W^T + b` holds and applies its weight."""
+
+    @abstractmethod
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size: int,
+        shard_sizes: Mapping[str, int],
+        params_dtype: torch.dtype,
+    ) -> None:
+        """Registers on `layer` the parameters that a checkpoint fills.
+
+        Args:
+            layer: The layer that will own them.
+            input_size: K.
+            shard_sizes: Output rows of each merged shard by its id, in order; they add up to N.
+            params_dtype: Dtype of what is not quantized.
+        """
+
+    @abstractmethod
+    def apply(
+        self,
+        layer: nn.Module,
+        x: Tensor,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Multiplies.
+
+        Args:
+            layer: A layer whose weights are processed.
+            x: `[..., K]`, bfloat16 or float16.
+            bias: `[N]` float32, or None.
+            out_dtype: Dtype of the result: that of `x` (None) or float32.
+
+        Returns:
+            `[..., N]`.
+        """
+
+
+class QuantizationConfig(ABC):
+    """A checkpoint's quantization format."""
+
+    @classmethod
+    @abstractmethod
+    def get_name(cls) -> str:
+        """The format's `quant_method` in config.json."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "QuantizationConfig":
+        """Reads the `quantization_config` of config.json.
+
+        Raises:
+            UnsupportedConfigError: It asks for something that this runtime does not run.
+        """
+
+    @abstractmethod
+    def adapt_to(self, metas: Iterable[TensorMeta]) -> "QuantizationConfig":
+        """This config completed with what only the checkpoint's tensors tell, after checking that they are consistent with it.
+
+        Reads headers only.
+
+        Raises:
+            CheckpointError: A tensor contradicts the format.
+        """
+
+    @abstractmethod
+    def get_linear_method(self, shard_names: Iterable[str]) -> LinearMethodBase:
+        """The method for a linear layer.
+
+        Args:
+            shard_names: Full module name of each merged shard; one name for a plain layer.
+
+        Raises:
+            UnsupportedConfigError: The shards of one layer are not all quantized the same way.
+        """
+
+    @abstractmethod
+    def parameter_name(self, name: str) -> str | None:
+        """The parameter that a checkpoint tensor fills, or None if the tensor is not needed.
+
+        Args:
+            name: Last component of the tensor's name, such as `weight_scale_inv`.
+        """

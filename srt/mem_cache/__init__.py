@@ -1,0 +1,1 @@
+"""Where keys and values of running requests live."""

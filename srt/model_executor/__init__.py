@@ -1,0 +1,1 @@
+"""One forward pass: batch metadata, runner and compiled decode."""

@@ -1,0 +1,1 @@
+"""From logits to token ids, and from token ids to text."""

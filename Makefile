@@ -16,7 +16,7 @@ PIP = "$(BIN)/python" -m pip --disable-pip-version-check
 # Only errors: pip's warnings concern its own configuration.
 INSTALL = $(PIP) install -qq
 
-KERNEL_SOURCES := $(shell find sgl-kernel-cpu -type d \( -name build -o -name dist -o -name tests -o -name benchmark \
+KERNEL_SOURCES := $(shell find sgl-kernel-cpu/ -type d \( -name build -o -name dist -o -name tests -o -name benchmark \
   -o -name '.*' -o -name '__pycache__' -o -name '*.egg-info' \) -prune -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
   -o -name '*.cmake' -o -name CMakeLists.txt -o -name pyproject.toml -o -name '*.py' -o -name '*.pyi' \) -print)
 CXX_FILES = $(shell git ls-files -- 'sgl-kernel-cpu/*.cpp' 'sgl-kernel-cpu/*.h' 'sgl-kernel-cpu/*.inc')
@@ -25,7 +25,10 @@ KERNEL_MAKE = $(MAKE) --no-print-directory -C sgl-kernel-cpu PYTHON="$(BIN)/pyth
 say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 online = { echo "error: could not install $(1); pip's message is above. The first run needs a Python package index (see: pip config list)" >&2; exit 1; }
 
+export PROMPT
 .DEFAULT_GOAL := help
+# Two pips in one environment get in each other's way; the kernels' build is parallel by itself.
+.NOTPARALLEL:
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-model test test-cpp test-python lint format bench env kernels clean distclean FORCE
 
@@ -34,7 +37,7 @@ help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
 
 demo: demo-model ## build everything, get the demo model and answer a question with it (PROMPT=...)
-	@"$(BIN)/srt" generate --model $(DEMO_MODEL) --prompt "$(PROMPT)"
+	@"$(BIN)/srt" generate --model $(DEMO_MODEL) --prompt "$$PROMPT"
 
 demo-model: $(DEMO)/.stamp ## only write the demo model to .demo/
 

@@ -1,0 +1,149 @@
+"""How a weight becomes FP8: which elements share a scale, and the rounding.
+
+The format is OCP FP8 E4M3 (`float8_e4m3fn`): 4 exponent and 3 mantissa bits, largest value 448, no
+infinity (Micikevicius et al., "FP8 Formats for Deep Learning", https://arxiv.org/abs/2209.05433).
+A scale multiplies the stored weight: `w ~= weight * scale`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max  # 448
+# Halfway between 448 and 480, the value that would come next: from here on rounding saturates.
+_SATURATES_FROM = 464.0
+# The smallest normal f32: a smaller scale would lose mantissa bits, and be 0 under flush-to-zero.
+_MIN_SCALE = torch.finfo(torch.float32).tiny
+# Elements worked on at once, 32 MiB in f32: bounds the memory that temporaries take.
+_CHUNK_ELEMENTS = 1 << 23
+
+
+class Scheme(ABC):
+    """Which elements of a weight `[N, K]` share a scale."""
+
+    name: str
+
+    @abstractmethod
+    def scale_shape(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of `weight_scale` for a weight of shape `[N, K]`; it broadcasts against it."""
+
+    @abstractmethod
+    def absmax(self, weight: torch.Tensor) -> torch.Tensor:
+        """Largest |element| for each scale, f32 of `scale_shape`; NaN where an element is NaN."""
+
+
+class PerTensor(Scheme):
+    """One scale for the whole weight, stored as a 0-d tensor."""
+
+    name = "per-tensor"
+
+    def scale_shape(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return ()
+
+    def absmax(self, weight: torch.Tensor) -> torch.Tensor:
+        low, high = torch.aminmax(weight)
+        return torch.maximum(-low, high).float()
+
+
+class PerChannel(Scheme):
+    """One scale for each of the N output channels, stored as `[N, 1]`."""
+
+    name = "per-channel"
+
+    def scale_shape(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (weight_shape[0], 1)
+
+    def absmax(self, weight: torch.Tensor) -> torch.Tensor:
+        low, high = torch.aminmax(weight, dim=1, keepdim=True)
+        return torch.maximum(-low, high).float()
+
+
+SCHEMES: Mapping[str, Scheme] = {scheme.name: scheme for scheme in (PerTensor(), PerChannel())}
+
+
+@dataclass(frozen=True)
+class QuantizationError:
+    """What a weight lost.
+
+    Attributes:
+        relative_rms: root of sum((w - q)^2) / sum(w^2); 0 for an all-zero weight.
+        max_abs: largest |w - q|.
+        saturated: elements beyond the largest value that the format rounds to 448 times the scale.
+        flushed: share of the non-zero elements that became zero.
+    """
+
+    relative_rms: float
+    max_abs: float
+    saturated: int
+    flushed: float
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """An FP8 weight `[N, K]` with its f32 scale, and what it lost against the original."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    error: QuantizationError
+
+
+def compute_scale(absmax: torch.Tensor) -> torch.Tensor:
+    """Scale under which `absmax` becomes 448, f32; 1 where all elements are zero."""
+    scale = (absmax / E4M3_MAX).clamp(min=_MIN_SCALE)
+    return torch.where(absmax == 0, torch.ones_like(scale), scale)
+
+
+def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> QuantizedWeight:
+    """Quantizes a weight to e4m3, rounding to nearest even with saturation, in f32.
+
+    Args:
+        weight: `[N, K]`, N and K >= 1, bf16, fp16 or f32.
+        scheme: which elements share a scale.
+
+    Raises:
+        ValueError: the weight is not 2-D and floating, is empty, or holds NaN or infinity.
+    """
+    if weight.dim() != 2 or weight.numel() == 0 or not weight.is_floating_point():
+        raise ValueError(
+            f"expected a floating-point weight [N, K], got {weight.dtype} {list(weight.shape)}"
+        )
+    absmax = scheme.absmax(weight)
+    if not torch.isfinite(absmax).all():
+        raise ValueError("the weight holds NaN or infinity")
+    scale = compute_scale(absmax)
+    quantized = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+    error_squares = weight_squares = max_abs = 0.0
+    saturated = nonzero = flushed = 0
+    for rows in _row_chunks(weight):
+        original = weight[rows].float()
+        chunk_scale = scale.expand(weight.shape[0], 1)[rows]
+        scaled = original / chunk_scale
+        saturated += int((scaled.abs() >= _SATURATES_FROM).sum())
+        # Torch's conversion rounds to nearest even, but gives NaN beyond the range.
+        quantized[rows] = scaled.clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+        restored = quantized[rows].float()
+        is_nonzero = original != 0
+        nonzero += int(is_nonzero.sum())
+        flushed += int((is_nonzero & (restored == 0)).sum())
+        difference = restored.mul_(chunk_scale).sub_(original)
+        max_abs = max(max_abs, float(difference.abs().max()))
+        error_squares += float(difference.double().square_().sum())
+        weight_squares += float(original.double().square_().sum())
+    error = QuantizationError(
+        relative_rms=(error_squares / weight_squares) ** 0.5 if weight_squares else 0.0,
+        max_abs=max_abs,
+        saturated=saturated,
+        flushed=flushed / nonzero if nonzero else 0.0,
+    )
+    return QuantizedWeight(quantized, scale, error)
+
+
+def _row_chunks(weight: torch.Tensor) -> Iterator[slice]:
+    """Slices of rows, each of about `_CHUNK_ELEMENTS` elements and at least one row."""
+    step = max(1, _CHUNK_ELEMENTS // weight.shape[1])
+    for start in range(0, weight.shape[0], step):
+        yield slice(start, min(start + step, weight.shape[0]))

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from srt.errors import CheckpointError
+from srt.model_loader.config_files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -254,19 +255,14 @@ def _find_files(directory: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    try:
-        content = json.loads(index.read_bytes())
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"cannot read the index ({error})", file=index) from error
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    content = read_json(index)
+    weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
             "the index lists no tensors",
             file=index,
             expected='"weight_map": {tensor: file}',
-            found=f"keys {sorted(content)}"
-            if isinstance(content, dict)
-            else type(content).__name__,
+            found=f"keys {sorted(content)}",
         )
     for name, file_name in weight_map.items():
         # An index comes from outside: it may name files of its own directory only.

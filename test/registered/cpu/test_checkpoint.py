@@ -192,7 +192,7 @@ def test_index_cannot_leave_its_directory(tmp_path: Path, name: str) -> None:
 
 def test_index_is_not_json(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{")
-    expect_error(tmp_path, "cannot read the index", "model.safetensors.index.json")
+    expect_error(tmp_path, "cannot read JSON", "model.safetensors.index.json")
 
 
 def run_python(code: str, *args: str) -> str:

@@ -1,0 +1,275 @@
+"""Writes an FP8 copy of a 16 or 32-bit checkpoint, one tensor at a time.
+
+The result is in Hugging Face's form (`quant_method: fp8`): each linear layer of the decoder holds
+`weight` in e4m3 and `weight_scale` in f32, and everything else stays in 16 bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from srt.errors import CheckpointError, SrtError, UnsupportedConfigError
+from srt.model_loader.checkpoint import Checkpoint, TensorMeta
+from srt.model_loader.config_files import CONFIG_FILE, read_config
+from srt.model_loader.writer import MAX_SHARD_SIZE, CheckpointWriter, TensorSpec
+from srt.quantize.scheme import QuantizationError, Scheme, quantize_weight
+
+_SOURCE_DTYPES = ("BF16", "F16", "F32")
+# The matrices of decoder layers are their linear layers' weights; norms are vectors.
+_DECODER_WEIGHT = re.compile(r"(^|\.)layers\.\d+\.(.+\.)?weight$")
+# What belongs to a model besides its weights: configuration, tokenizer, chat template, license.
+_COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "LICENSE*", "NOTICE*")
+# Room for headers, configuration and tokenizer when the free disk space is checked.
+_DISK_RESERVE = 64 << 20
+
+
+@dataclass(frozen=True)
+class WeightReport:
+    """One quantized weight: its name, shape `[N, K]`, and what it lost."""
+
+    name: str
+    shape: tuple[int, ...]
+    error: QuantizationError
+
+
+def is_quantizable(meta: TensorMeta) -> bool:
+    """Whether the tensor is the weight of a linear layer inside a decoder layer."""
+    return len(meta.shape) == 2 and _DECODER_WEIGHT.search(meta.name) is not None
+
+
+def scale_name(weight_name: str) -> str:
+    """Name of the scale that belongs to `weight_name`: `x.weight` gives `x.weight_scale`."""
+    return f"{weight_name}_scale"
+
+
+def quantize_checkpoint(
+    source: str | Path,
+    destination: str | Path,
+    scheme: Scheme,
+    *,
+    overwrite: bool = False,
+    max_shard_size: int = MAX_SHARD_SIZE,
+    show_progress: bool = False,
+) -> list[WeightReport]:
+    """Writes the checkpoint in `source` to `destination` with its linear layers in FP8.
+
+    Written beside `destination` first and renamed at the end: nothing half done is left there.
+
+    Args:
+        source: directory of a bf16, fp16 or f32 checkpoint of a supported architecture.
+        destination: directory to create.
+        scheme: which elements share a scale.
+        overwrite: replace an existing checkpoint at `destination`.
+        max_shard_size: bytes of tensor data a weight file.
+        show_progress: show a progress bar on standard error.
+
+    Returns:
+        One report for each quantized weight, in the order of their names.
+
+    Raises:
+        UnsupportedConfigError: the architecture is not supported.
+        CheckpointError: the source is damaged, is quantized already, or a weight holds NaN or
+            infinity.
+        SrtError: the destination exists, or the disk has not enough space.
+    """
+    source, destination = Path(source), Path(destination)
+    config = read_config(source)
+    check_source_config(config, source)
+    with Checkpoint.open(source) as checkpoint:
+        _check_source_tensors(checkpoint)
+        _check_destination(source, destination, overwrite)
+        metas = sorted(checkpoint, key=lambda meta: _natural_key(meta.name))
+        specs = [spec for meta in metas for spec in _output_specs(meta, scheme)]
+        with _replacing(destination, sum(spec.nbytes for spec in specs)) as scratch:
+            with CheckpointWriter(scratch, specs, max_shard_size) as writer:
+                reports = _write_tensors(checkpoint, metas, writer, scheme, show_progress)
+            _copy_other_files(source, scratch)
+            _write_config(config, metas, scratch / CONFIG_FILE)
+    return reports
+
+
+def _write_tensors(
+    checkpoint: Checkpoint,
+    metas: list[TensorMeta],
+    writer: CheckpointWriter,
+    scheme: Scheme,
+    show_progress: bool,
+) -> list[WeightReport]:
+    reports = []
+    bar = tqdm(
+        total=checkpoint.nbytes,
+        desc=f"quantizing {scheme.name}",
+        unit="B",
+        unit_scale=True,
+        disable=not show_progress,
+    )
+    with bar:
+        for meta in metas:
+            tensor = checkpoint.get(meta.name)
+            if is_quantizable(meta):
+                try:
+                    result = quantize_weight(tensor, scheme)
+                except ValueError as error:
+                    raise _bad_weight(meta, str(error)) from error
+                writer.write(meta.name, result.weight)
+                writer.write(scale_name(meta.name), result.scale)
+                reports.append(WeightReport(meta.name, meta.shape, result.error))
+            else:
+                if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                    raise _bad_weight(meta, "the weight holds NaN or infinity")
+                writer.write(meta.name, tensor.to(_output_dtype(meta)))
+            del tensor
+            checkpoint.release()
+            bar.update(meta.nbytes)
+    return reports
+
+
+def _bad_weight(meta: TensorMeta, problem: str) -> CheckpointError:
+    return CheckpointError(f"cannot quantize: {problem}", file=meta.file, tensor=meta.name)
+
+
+def _output_dtype(meta: TensorMeta) -> torch.dtype:
+    """What stays unquantized keeps its 16-bit dtype; f32 becomes bf16, whose range is the same."""
+    return torch.bfloat16 if meta.dtype == "F32" else meta.torch_dtype
+
+
+def _output_specs(meta: TensorMeta, scheme: Scheme) -> Iterator[TensorSpec]:
+    if not is_quantizable(meta):
+        yield TensorSpec(meta.name, _output_dtype(meta), meta.shape)
+        return
+    yield TensorSpec(meta.name, torch.float8_e4m3fn, meta.shape)
+    yield TensorSpec(scale_name(meta.name), torch.float32, scheme.scale_shape(meta.shape))
+
+
+def _natural_key(name: str) -> list[tuple[int, str]]:
+    """Sorts layer 2 before layer 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
+def _check_source_tensors(checkpoint: Checkpoint) -> None:
+    for meta in checkpoint:
+        if meta.dtype in ("F8_E4M3", "F8_E5M2") or meta.name.endswith("_scale_inv"):
+            raise CheckpointError(
+                "the source is quantized already",
+                file=meta.file,
+                tensor=meta.name,
+                expected=" or ".join(_SOURCE_DTYPES),
+                found=meta.dtype,
+            )
+        if is_quantizable(meta) and meta.dtype not in _SOURCE_DTYPES:
+            raise CheckpointError(
+                "cannot quantize a weight of this dtype",
+                file=meta.file,
+                tensor=meta.name,
+                expected=" or ".join(_SOURCE_DTYPES),
+                found=meta.dtype,
+            )
+    if not any(is_quantizable(meta) for meta in checkpoint):
+        raise CheckpointError(
+            "there is nothing to quantize",
+            file=checkpoint.path,
+            expected="matrices named layers.N.*.weight",
+            found="none",
+        )
+
+
+def _check_destination(source: Path, destination: Path, overwrite: bool) -> None:
+    if destination.exists() and destination.resolve() == source.resolve():
+        raise SrtError(f"source and destination are the same directory: {source}")
+    if not destination.exists():
+        if not destination.parent.is_dir():
+            raise SrtError(f"destination {destination}: its parent directory does not exist")
+        return
+    if not destination.is_dir():
+        raise SrtError(f"destination {destination} exists and is not a directory")
+    if not any(destination.iterdir()):
+        return
+    if not overwrite:
+        raise SrtError(f"destination {destination} is not empty; --overwrite replaces it")
+    if not (destination / CONFIG_FILE).is_file():
+        # A mistyped path must not cost the user a directory of something else.
+        raise SrtError(
+            f"destination {destination} is not a checkpoint (no {CONFIG_FILE}): not replacing it"
+        )
+
+
+@contextmanager
+def _replacing(destination: Path, nbytes: int) -> Iterator[Path]:
+    """A scratch directory that becomes `destination` at the end, or vanishes after an error."""
+    free = shutil.disk_usage(destination.parent).free
+    if free < nbytes + _DISK_RESERVE:
+        raise SrtError(
+            f"not enough disk space for {destination}: needs {nbytes + _DISK_RESERVE:,} bytes, "
+            f"{free:,} are free"
+        )
+    scratch = destination.parent / f".{destination.name}.{os.getpid()}.tmp"
+    scratch.mkdir()
+    try:
+        yield scratch
+        if destination.exists():
+            old = scratch.with_suffix(".old")
+            destination.rename(old)
+            scratch.rename(destination)
+            shutil.rmtree(old)
+        else:
+            scratch.rename(destination)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _copy_other_files(source: Path, scratch: Path) -> None:
+    for pattern in _COPIED:
+        for file in source.glob(pattern):
+            if file.is_file() and not file.name.endswith(".index.json"):
+                shutil.copyfile(file, scratch / file.name)
+
+
+def _write_config(config: dict[str, Any], metas: list[TensorMeta], file: Path) -> None:
+    kept = {str(_output_dtype(meta)) for meta in metas if meta.dtype in _SOURCE_DTYPES}
+    result = dict(config)
+    key = "dtype" if "dtype" in config else "torch_dtype"
+    result[key] = "float16" if kept == {"torch.float16"} else "bfloat16"
+    result["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": None,
+        "modules_to_not_convert": ["lm_head"],
+    }
+    file.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def check_architecture(config: dict[str, Any]) -> None:
+    """Raises UnsupportedConfigError unless the decoder layers are laid out as is known here."""
+    architectures = config.get("architectures")
+    if architectures != ["LlamaForCausalLM"]:
+        raise UnsupportedConfigError(
+            f"architectures {architectures} in {CONFIG_FILE} are not supported; "
+            "expected ['LlamaForCausalLM']"
+        )
+
+
+def check_source_config(config: dict[str, Any], source: Path) -> None:
+    """Raises unless `config` is that of an unquantized checkpoint of a supported architecture."""
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    if quantization or (source / "hf_quant_config.json").exists():
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else "modelopt"
+        raise CheckpointError(
+            "the source is quantized already",
+            file=source / CONFIG_FILE,
+            expected="a bf16, fp16 or f32 checkpoint",
+            found=f"quant_method {method}",
+        )
+    check_architecture(config)

@@ -30,16 +30,16 @@ class LinearMethodBase(QuantizeMethodBase):
         self,
         layer: nn.Module,
         input_size: int,
+        output_size: int,
         shard_sizes: Mapping[str, int],
-        params_dtype: torch.dtype,
     ) -> None:
         """Registers on `layer` the parameters that a checkpoint fills.
 
         Args:
             layer: The layer that will own them.
             input_size: K.
-            shard_sizes: Output rows of each merged shard by its id, in order; they add up to N.
-            params_dtype: Dtype of what is not quantized.
+            output_size: N.
+            shard_sizes: Output rows of each merged shard by its id, in order; they add up to N. Empty if nothing is merged.
         """
 
     @abstractmethod
@@ -91,11 +91,12 @@ class QuantizationConfig(ABC):
         """
 
     @abstractmethod
-    def get_linear_method(self, shard_names: Iterable[str]) -> LinearMethodBase:
+    def get_linear_method(self, prefix: str, shard_names: Iterable[str]) -> LinearMethodBase:
         """The method for a linear layer.
 
         Args:
-            shard_names: Full module name of each merged shard; one name for a plain layer.
+            prefix: The layer's full module name.
+            shard_names: Full name of each module merged into it, if any.
 
         Raises:
             UnsupportedConfigError: The shards of one layer are not all quantized the same way.

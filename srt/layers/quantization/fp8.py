@@ -114,7 +114,9 @@ class Fp8Config(QuantizationConfig):
                 plain.add(canonical_name(module))
         return replace(self, plain_layers=frozenset(plain))
 
-    def get_linear_method(self, shard_names: Iterable[str]) -> LinearMethodBase:
+    def get_linear_method(self, prefix: str, shard_names: Iterable[str]) -> LinearMethodBase:
+        if self.is_ignored(prefix):
+            return UnquantizedLinearMethod()
         ignored = {name: self.is_ignored(name) for name in shard_names}
         if not any(ignored.values()):
             return Fp8LinearMethod()
@@ -141,10 +143,9 @@ class Fp8LinearMethod(LinearMethodBase):
         self,
         layer: nn.Module,
         input_size: int,
+        output_size: int,
         shard_sizes: Mapping[str, int],
-        params_dtype: torch.dtype,
     ) -> None:
-        output_size = sum(shard_sizes.values())
         weight = torch.empty(output_size, input_size, dtype=torch.float8_e4m3fn)
         scale = torch.empty(output_size, dtype=torch.float32)
         layer.register_parameter("weight", Fp8WeightParameter(weight, shard_sizes, (torch.float8_e4m3fn,)))

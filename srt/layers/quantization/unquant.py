@@ -27,10 +27,10 @@ class UnquantizedLinearMethod(LinearMethodBase):
         self,
         layer: nn.Module,
         input_size: int,
+        output_size: int,
         shard_sizes: Mapping[str, int],
-        params_dtype: torch.dtype,
     ) -> None:
-        weight = torch.empty(sum(shard_sizes.values()), input_size, dtype=torch.bfloat16)
+        weight = torch.empty(output_size, input_size, dtype=torch.bfloat16)
         layer.register_parameter("weight", ModelParameter(weight, shard_sizes))
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:

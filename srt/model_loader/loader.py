@@ -1,0 +1,183 @@
+"""From checkpoint to model: match all tensors by their headers, then load and pack module by module.
+
+Nothing is read before every tensor has its place and every place its tensor. Source pages are released on the way, so that
+peak memory stays near the size of the checkpoint.
+"""
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from srt.configs.model_config import ModelConfig
+from srt.errors import CheckpointError
+from srt.layers.parameter import ModelParameter, ShardId
+from srt.layers.quantization.base_config import QuantizationConfig
+from srt.model_loader.checkpoint import Checkpoint, TensorMeta
+from srt.model_loader.weight_names import canonical_name, split_tensor_name
+from srt.models.registry import get_model_class
+
+logger = logging.getLogger(__name__)
+
+# Mapped source bytes that may stay resident before they are released.
+_RELEASE_BYTES = 64 << 20
+
+
+@dataclass
+class _ModulePlan:
+    """The tensors of one module: (parameter's name, shard, header of the tensor that fills it)."""
+
+    name: str
+    module: nn.Module
+    sources: list[tuple[str, ShardId, TensorMeta]] = field(default_factory=list)
+
+
+def load_model(config: ModelConfig, *, progress: bool = True) -> nn.Module:
+    """The model of a checkpoint, packed and ready to run.
+
+    Args:
+        config: What the checkpoint's configuration says.
+        progress: Show a progress bar on stderr if that is a terminal.
+
+    Raises:
+        CheckpointError: A tensor is missing, unknown, or of the wrong shape, dtype or value.
+        UnsupportedConfigError: The configuration asks for what the architecture here does not do.
+    """
+    with Checkpoint.open(config.path) as checkpoint:
+        quant = config.quant_config.adapt_to(checkpoint) if config.quant_config else None
+        # Parameters get memory only while they are loaded.
+        with torch.device("meta"):
+            model: nn.Module = get_model_class(config.architecture)(config, quant)
+        plans = _match(model, checkpoint, quant)
+        bar = tqdm(
+            total=sum(meta.nbytes for plan in plans for _, _, meta in plan.sources),
+            desc="Loading weights",
+            unit="B",
+            unit_scale=True,
+            file=sys.stderr,
+            leave=False,
+            disable=not (progress and sys.stderr.isatty()),
+        )
+        with bar, torch.no_grad():
+            unreleased = 0
+            for plan in plans:
+                nbytes = _load_module(plan, checkpoint)
+                bar.update(nbytes)
+                unreleased += nbytes
+                if unreleased >= _RELEASE_BYTES:
+                    checkpoint.release()
+                    unreleased = 0
+    return model.eval()
+
+
+def _match(
+    model: nn.Module, checkpoint: Checkpoint, quant: QuantizationConfig | None
+) -> list[_ModulePlan]:
+    """Plans in the model's order. Raises CheckpointError unless tensors and parameters match one to one."""
+    plans: dict[str, _ModulePlan] = {}
+    places: dict[
+        str, tuple[str, str, ShardId]
+    ] = {}  # canonical tensor name -> module, parameter, shard
+    for module_name, module in model.named_modules():
+        parent = module_name.rpartition(".")[0]
+        for name, parameter in module.named_parameters(recurse=False):
+            assert isinstance(parameter, ModelParameter), f"{module_name}.{name} cannot be loaded"
+            plans.setdefault(module_name, _ModulePlan(module_name, module))
+            places[canonical_name(f"{module_name}.{name}")] = (module_name, name, None)
+            for shard in parameter.shards:
+                source = canonical_name(f"{parent}.{shard}.{name}")
+                places[source] = (module_name, name, shard)
+
+    filled: dict[tuple[str, str, ShardId], TensorMeta] = {}
+    is_unused: Callable[[str], bool] = model.is_unused_tensor  # type: ignore[assignment]
+    skipped = 0
+    for meta in checkpoint:
+        name = canonical_name(meta.name)
+        module_name, parameter_name = split_tensor_name(name)
+        wanted = quant.parameter_name(parameter_name) if quant else parameter_name
+        if wanted is None or is_unused(name):
+            skipped += 1
+            continue
+        place = places.get(f"{module_name}.{wanted}")
+        if place is None:
+            raise CheckpointError(
+                "a tensor belongs to no parameter of the model",
+                file=meta.file,
+                tensor=meta.name,
+                expected=f"a tensor of {type(model).__name__}",
+                found=f"{meta.dtype} {list(meta.shape)}",
+            )
+        if place in filled:
+            raise CheckpointError(
+                "two tensors fill the same parameter",
+                file=meta.file,
+                tensor=meta.name,
+                expected="one of them",
+                found=f"also {filled[place].name} in {filled[place].file.name}",
+            )
+        filled[place] = meta
+    if skipped:
+        logger.info("%d tensors of the checkpoint are not needed", skipped)
+
+    for plan in plans.values():
+        for name, parameter in plan.module.named_parameters(recurse=False):
+            assert isinstance(parameter, ModelParameter)
+            for shard in _filled_shards(checkpoint, plan.name, name, parameter, filled):
+                meta = filled[(plan.name, name, shard)]
+                parameter.check(meta, shard)
+                plan.sources.append((name, shard, meta))
+    return list(plans.values())
+
+
+def _filled_shards(
+    checkpoint: Checkpoint,
+    module_name: str,
+    name: str,
+    parameter: ModelParameter,
+    filled: dict[tuple[str, str, ShardId], TensorMeta],
+) -> list[ShardId]:
+    """The shards that fill a parameter: the whole, or all of its parts."""
+    found = [shard for shard in (None, *parameter.shards) if (module_name, name, shard) in filled]
+    if found == [None] or (found and found == list(parameter.shards)):
+        return found
+    parent = module_name.rpartition(".")[0]
+    if None in found:
+        raise CheckpointError(
+            "a merged tensor and its parts are both present",
+            file=checkpoint.path,
+            tensor=filled[(module_name, name, None)].name,
+            expected="one or the other",
+            found=", ".join(filled[(module_name, name, shard)].name for shard in found),
+        )
+    missing = [shard for shard in parameter.shards if shard not in found]
+    raise CheckpointError(
+        "a parameter of the model has no tensor",
+        file=checkpoint.path,
+        tensor=f"{parent}.{missing[0]}.{name}" if missing else f"{module_name}.{name}",
+        expected=list(parameter.shard_shape(missing[0] if missing else None)),
+        found="no such tensor",
+    )
+
+
+def _load_module(plan: _ModulePlan, checkpoint: Checkpoint) -> int:
+    """Fills and packs one module; returns the bytes read."""
+    nbytes = 0
+    loading = {
+        name: parameter.materialize()
+        for name, parameter in plan.module.named_parameters(recurse=False)
+        if isinstance(parameter, ModelParameter)
+    }
+    for name, shard, meta in plan.sources:
+        loading[name].load(checkpoint.get(meta.name), meta, shard)
+        nbytes += meta.nbytes
+    for name, parameter in loading.items():
+        setattr(plan.module, name, nn.Parameter(parameter.data, requires_grad=False))
+    del loading
+    process = getattr(plan.module, "process_weights_after_loading", None)
+    if process is not None:
+        process()
+    return nbytes

@@ -1,0 +1,28 @@
+# The only home of -m flags: one object library per ISA tier, built from the same sources.
+
+set(SGL_TIER_SOURCES csrc/cpu/gemm.cpp csrc/cpu/gemm_fp8.cpp)
+
+set(SGL_FLAGS_scalar "")
+set(SGL_FLAGS_neon "")
+set(SGL_FLAGS_avx2 -mavx2 -mfma -mf16c)
+set(SGL_FLAGS_avx512 ${SGL_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
+set(SGL_FLAGS_avx512_bf16 ${SGL_FLAGS_avx512} -mavx512bf16)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  set(SGL_TIERS scalar avx2 avx512 avx512_bf16)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  set(SGL_TIERS scalar neon)
+else()
+  set(SGL_TIERS scalar)
+endif()
+
+foreach(tier IN LISTS SGL_TIERS)
+  string(TOUPPER ${tier} upper)
+  add_library(sgl_tier_${tier} OBJECT ${SGL_TIER_SOURCES})
+  target_compile_definitions(sgl_tier_${tier} PRIVATE SGL_TIER=${tier} SGL_TIER_${upper})
+  target_compile_options(sgl_tier_${tier} PRIVATE ${SGL_FLAGS_${tier}})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # GCC's own AVX-512 headers read undefined vectors on purpose (GCC bug 105593).
+    target_compile_options(sgl_tier_${tier} PRIVATE -Wno-maybe-uninitialized)
+  endif()
+endforeach()

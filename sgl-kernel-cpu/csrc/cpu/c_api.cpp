@@ -1,0 +1,40 @@
+// The few plain C functions that the Python package calls through ctypes; they need no Torch.
+#include <stdexcept>
+#include <string>
+
+#include "dispatch.h"
+
+#define SGL_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+// One buffer per thread: the caller copies the string before it calls again.
+const char* keep(std::string text) {
+  static thread_local std::string kept;
+  kept = std::move(text);
+  return kept.c_str();
+}
+
+}  // namespace
+
+// Selects a tier by name; null or "" selects the best. Returns null, or the error message.
+SGL_EXPORT const char* sgl_kernel_set_isa(const char* name) {
+  try {
+    sgl_kernel::set_active_tier(name);
+    return nullptr;
+  } catch (const std::exception& e) {
+    return keep(e.what());
+  }
+}
+
+// Null when the tier could be chosen from the machine and SGL_KERNEL_ISA, else the error message.
+SGL_EXPORT const char* sgl_kernel_check_isa() {
+  try {
+    sgl_kernel::active_tier();
+    return nullptr;
+  } catch (const std::exception& e) {
+    return keep(e.what());
+  }
+}
+
+SGL_EXPORT const char* sgl_kernel_cpu_info() { return keep(sgl_kernel::cpu_info_json()); }

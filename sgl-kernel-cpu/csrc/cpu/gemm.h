@@ -1,0 +1,103 @@
+// The kernels' interface: plain pointers in one named struct, no Torch, no threads, no allocation.
+//
+//   out[M, N] = (mat1[M, K] @ mat2[N, K]^T) * scale (+ bias)
+//
+// The caller owns parallelism: it splits [0, gemm_task_count(args)) over threads, and gives each
+// thread its own scratch of gemm_scratch_bytes(args) bytes, 64-byte aligned.
+#pragma once
+
+#include <cstdint>
+
+#include "packing.h"
+#include "types.h"
+
+namespace sgl_kernel {
+
+enum class ActType : uint8_t { bf16, fp16 };
+enum class WeightType : uint8_t { e4m3, bf16 };
+enum class OutType : uint8_t { f32, bf16, fp16 };
+
+struct GemmArgs {
+  int64_t M = 0;
+  int64_t N = 0;
+  int64_t K = 0;
+
+  const void* mat1 = nullptr;  // [M, K] activations, unit stride along K
+  int64_t mat1_stride = 0;     // elements from row to row
+  ActType mat1_type = ActType::bf16;
+
+  const void* mat2 = nullptr;  // [N, K] weight, contiguous
+  WeightType mat2_type = WeightType::e4m3;
+  bool is_vnni = true;  // packed by pack_weight_blocks, else row-major
+
+  const float* scales = nullptr;  // null: 1.0
+  int64_t scale_stride = 0;       // 0: one scale for all columns, 1: one per output column
+
+  const float* bias = nullptr;  // [N] or null
+
+  void* out = nullptr;  // [M, N], unit stride along N
+  int64_t out_stride = 0;
+  OutType out_type = OutType::bf16;
+};
+
+// Half-open range of tasks; a task is one block of rows times one block of 32 columns.
+struct TaskRange {
+  int64_t begin;
+  int64_t end;
+};
+
+// Up to this many rows are multiplied straight from the packed weight (tinygemm_kernel2); more rows
+// share a panel of decoded weights (brgemm2).
+constexpr int64_t kTinyRows = 4;
+constexpr int64_t kBlockM = 96;      // rows that share one decoded panel: a multiple of every tile height
+constexpr int64_t kBlockK = 512;     // a panel is 512 x 32 x 4 B = 64 KiB and stays in L2
+constexpr int64_t kChunkBlocks = 16;  // column blocks that share one converted block of mat1
+
+SGL_INLINE int64_t row_block_count(int64_t M) { return M <= kTinyRows ? 1 : div_up(M, kBlockM); }
+
+// Rows per block, balanced so that the last block is not a sliver that re-reads the whole weight.
+SGL_INLINE int64_t rows_per_block(int64_t M) {
+  return M <= kTinyRows ? M : min_i64(M, round_up(div_up(M, row_block_count(M)), 12));
+}
+
+SGL_INLINE int64_t gemm_task_count(const GemmArgs& args) {
+  return args.M == 0 ? 0 : row_block_count(args.M) * div_up(args.N, kBlockN);
+}
+
+SGL_INLINE int64_t gemm_scratch_bytes(const GemmArgs& args) {
+  const int64_t element = args.mat2_type == WeightType::e4m3 ? 1 : 2;
+  const int64_t padded_k = round_up(args.K, 2);
+  if (args.M <= kTinyRows) {
+    return round_up(args.M * padded_k * 4, 64) + kBlockN * padded_k * element;
+  }
+  const int64_t rows = kBlockM * kBlockK * 4;
+  const int64_t panel = kBlockN * kBlockK * 4;
+  const int64_t sums = kChunkBlocks * kBlockM * kBlockN * 4;
+  return rows + panel + sums + kBlockN * kBlockK * element;
+}
+
+using GemmKernel = void (*)(const GemmArgs& args, TaskRange tasks, void* scratch);
+
+// What one ISA tier provides.
+struct KernelTable {
+  GemmKernel gemm_e4m3;
+  GemmKernel gemm_bf16;
+};
+
+// B independent products; strides in elements. mat2 is [B, N, K] contiguous, each batch packed alone.
+struct BmmArgs {
+  GemmArgs gemm;  // pointers of batch 0
+  int64_t batch = 0;
+  int64_t mat1_batch_stride = 0;
+  int64_t out_batch_stride = 0;
+  int64_t scale_batch_stride = 0;  // 0: one scale for all, 1: one per batch
+};
+
+SGL_INLINE int64_t bmm_task_count(const BmmArgs& args) {
+  return args.batch * gemm_task_count(args.gemm);
+}
+
+void run_gemm(const KernelTable& table, const GemmArgs& args, TaskRange tasks, void* scratch);
+void run_bmm(const KernelTable& table, const BmmArgs& args, TaskRange tasks, void* scratch);
+
+}  // namespace sgl_kernel

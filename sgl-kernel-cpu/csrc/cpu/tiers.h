@@ -1,0 +1,22 @@
+// The list of ISA tiers, in rising order: declarations, dispatch and tests all come from it.
+#pragma once
+
+#include "gemm.h"
+
+#if defined(__x86_64__)
+#define SGL_FOR_EACH_TIER(X) X(scalar) X(avx2) X(avx512) X(avx512_bf16)
+#elif defined(__aarch64__)
+#define SGL_FOR_EACH_TIER(X) X(scalar) X(neon)
+#else
+#define SGL_FOR_EACH_TIER(X) X(scalar)
+#endif
+
+#define SGL_DECLARE_TIER(tier)                                                                \
+  namespace sgl_kernel {                                                                      \
+  namespace tier {                                                                            \
+  void fp8_scaled_mm_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch);       \
+  void weight_packed_linear_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch); \
+  }                                                                                           \
+  }
+SGL_FOR_EACH_TIER(SGL_DECLARE_TIER)
+#undef SGL_DECLARE_TIER

@@ -1,0 +1,269 @@
+// The ops: check the arguments, allocate the output, split the work over threads, call the kernels.
+// Built on LibTorch's stable ABI, so one binary serves every Torch from 2.10 on.
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <optional>
+
+#include "dispatch.h"
+#include "gemm.h"
+#include "torch_checks.h"
+
+namespace sgl_kernel {
+namespace {
+
+// Scratch of the calling thread: grows to the largest call seen, and is reused.
+void* thread_scratch(int64_t bytes) {
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  static thread_local std::unique_ptr<void, Free> buffer;
+  static thread_local int64_t capacity = 0;
+  if (capacity < bytes) {
+    const int64_t rounded = round_up(bytes, 4096);
+    buffer.reset();
+    capacity = 0;
+    buffer.reset(std::aligned_alloc(64, static_cast<size_t>(rounded)));
+    if (buffer == nullptr) throw std::bad_alloc();
+    capacity = rounded;
+  }
+  return buffer.get();
+}
+
+// A thread should have at least this many multiply-adds; starting one costs a few microseconds.
+constexpr int64_t kMinWorkPerThread = int64_t{1} << 16;
+
+int64_t gemm_grain(const GemmArgs& args) {
+  const int64_t work = max_i64(1, rows_per_block(args.M) * kBlockN * args.K);
+  return max_i64(1, kMinWorkPerThread / work);
+}
+
+ActType act_type(ScalarType dtype) { return dtype == ScalarType::BFloat16 ? ActType::bf16 : ActType::fp16; }
+OutType out_type(ScalarType dtype) {
+  return dtype == ScalarType::Float ? OutType::f32
+                                    : dtype == ScalarType::BFloat16 ? OutType::bf16 : OutType::fp16;
+}
+
+void check_out_dtype(const Checker& check, ScalarType out_dtype, const Tensor& mat1) {
+  if (out_dtype != mat1.scalar_type() && out_dtype != ScalarType::Float) {
+    check.fail("out_dtype", "mat1's dtype (" + dtype_name(mat1.scalar_type()) + ") or float32",
+               dtype_name(out_dtype));
+  }
+}
+
+
+// What all two-dimensional products share. Scales and bias are checked by the callers.
+GemmArgs linear_args(const Checker& check, const Tensor& mat1, const Tensor& mat2, ScalarType weight_dtype,
+                     bool is_vnni, ScalarType out_dtype) {
+  check.dense_cpu(mat1, "mat1");
+  check.dense_cpu(mat2, "mat2");
+  check.dtype(mat1, "mat1", {ScalarType::BFloat16, ScalarType::Half});
+  check.dtype(mat2, "mat2", {weight_dtype});
+  check.rank(mat1, "mat1", 2, "[M, K]");
+  check.rank(mat2, "mat2", 2, "[N, K]");
+  check.positive(mat2, "mat2", 0, "N");
+  check.positive(mat2, "mat2", 1, "K");
+  check.size(mat1, "mat1", 1, mat2.size(1), "K of mat2");
+  check.unit_last_stride(mat1, "mat1");
+  check.contiguous(mat2, "mat2");
+  check_out_dtype(check, out_dtype, mat1);
+
+  GemmArgs args;
+  args.M = mat1.size(0);
+  args.N = mat2.size(0);
+  args.K = mat2.size(1);
+  args.mat1 = mat1.const_data_ptr();
+  args.mat1_stride = mat1.stride(0);
+  args.mat1_type = act_type(mat1.scalar_type());
+  args.mat2 = mat2.const_data_ptr();
+  args.mat2_type = weight_dtype == ScalarType::BFloat16 ? WeightType::bf16 : WeightType::e4m3;
+  args.is_vnni = is_vnni;
+  args.out_type = out_type(out_dtype);
+  return args;
+}
+
+void set_bias(const Checker& check, const std::optional<Tensor>& bias, GemmArgs* args) {
+  if (!bias.has_value()) return;
+  check.dense_cpu(*bias, "bias");
+  check.dtype(*bias, "bias", {ScalarType::Float});
+  check.rank(*bias, "bias", 1, "[N]");
+  check.size(*bias, "bias", 0, args->N, "N of mat2");
+  check.contiguous(*bias, "bias");
+  args->bias = static_cast<const float*>(bias->const_data_ptr());
+}
+
+Tensor run_linear(GemmArgs args, const Tensor& mat1, ScalarType out_dtype) {
+  const int64_t shape[2] = {args.M, args.N};
+  Tensor out = torch::stable::new_empty(mat1, {shape, 2}, out_dtype);
+  args.out = out.mutable_data_ptr();
+  args.out_stride = args.N;
+  const KernelTable& table = kernel_table(active_tier());
+  const int64_t scratch_bytes = gemm_scratch_bytes(args);
+  torch::stable::parallel_for(0, gemm_task_count(args), gemm_grain(args), [&](int64_t begin, int64_t end) {
+    run_gemm(table, args, {begin, end}, thread_scratch(scratch_bytes));
+  });
+  return out;
+}
+
+Tensor fp8_per_tensor_scaled_mm_cpu(const Tensor& mat1, const Tensor& mat2, const Tensor& scales2,
+                                    const std::optional<Tensor>& bias, ScalarType out_dtype, bool is_vnni) {
+  const Checker check("fp8_per_tensor_scaled_mm_cpu");
+  GemmArgs args = linear_args(check, mat1, mat2, ScalarType::Float8_e4m3fn, is_vnni, out_dtype);
+  check.dense_cpu(scales2, "scales2");
+  check.dtype(scales2, "scales2", {ScalarType::Float});
+  if (scales2.numel() != 1) {
+    check.fail("scales2", "one element (per-tensor scale)", scales2.numel(), " in shape ",
+               shape_name(scales2));
+  }
+  args.scales = static_cast<const float*>(scales2.const_data_ptr());
+  set_bias(check, bias, &args);
+  return run_linear(args, mat1, out_dtype);
+}
+
+Tensor fp8_per_channel_scaled_mm_cpu(const Tensor& mat1, const Tensor& mat2, const Tensor& scales2,
+                                     const std::optional<Tensor>& bias, ScalarType out_dtype, bool is_vnni) {
+  const Checker check("fp8_per_channel_scaled_mm_cpu");
+  GemmArgs args = linear_args(check, mat1, mat2, ScalarType::Float8_e4m3fn, is_vnni, out_dtype);
+  check.dense_cpu(scales2, "scales2");
+  check.dtype(scales2, "scales2", {ScalarType::Float});
+  const bool column = scales2.dim() == 2 && scales2.size(1) == 1;
+  if (!(scales2.dim() == 1 || column) || scales2.size(0) != args.N) {
+    check.fail("scales2", "shape [N] or [N, 1] with N = " + std::to_string(args.N), shape_name(scales2));
+  }
+  check.contiguous(scales2, "scales2");
+  args.scales = static_cast<const float*>(scales2.const_data_ptr());
+  args.scale_stride = 1;
+  set_bias(check, bias, &args);
+  return run_linear(args, mat1, out_dtype);
+}
+
+Tensor weight_packed_linear(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias,
+                            bool is_vnni, std::optional<ScalarType> out_dtype) {
+  const Checker check("weight_packed_linear");
+  check.dense_cpu(mat1, "mat1");
+  const ScalarType dtype = out_dtype.value_or(mat1.scalar_type());
+  GemmArgs args = linear_args(check, mat1, mat2, ScalarType::BFloat16, is_vnni, dtype);
+  set_bias(check, bias, &args);
+  return run_linear(args, mat1, dtype);
+}
+
+void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
+             const std::optional<Tensor>& scale) {
+  const Checker check("bmm_cpu");
+  check.dense_cpu(out, "out");
+  check.dense_cpu(mat1, "mat1");
+  check.dense_cpu(mat2, "mat2");
+  check.dtype(mat1, "mat1", {ScalarType::BFloat16, ScalarType::Half});
+  check.dtype(mat2, "mat2", {ScalarType::Float8_e4m3fn, ScalarType::BFloat16});
+  check.dtype(out, "out", {mat1.scalar_type(), ScalarType::Float});
+  check.rank(out, "out", 3, "[B, M, N]");
+  check.rank(mat1, "mat1", 3, "[B, M, K]");
+  check.rank(mat2, "mat2", 3, "[B, N, K]");
+  check.positive(mat2, "mat2", 1, "N");
+  check.positive(mat2, "mat2", 2, "K");
+  check.size(mat1, "mat1", 0, mat2.size(0), "B of mat2");
+  check.size(mat1, "mat1", 2, mat2.size(2), "K of mat2");
+  check.size(out, "out", 0, mat2.size(0), "B of mat2");
+  check.size(out, "out", 1, mat1.size(1), "M of mat1");
+  check.size(out, "out", 2, mat2.size(1), "N of mat2");
+  check.unit_last_stride(mat1, "mat1");
+  check.unit_last_stride(out, "out");
+  check.contiguous(mat2, "mat2");
+
+  BmmArgs args;
+  args.batch = mat2.size(0);
+  args.mat1_batch_stride = mat1.stride(0);
+  args.out_batch_stride = out.stride(0);
+  GemmArgs& gemm = args.gemm;
+  gemm.M = mat1.size(1);
+  gemm.N = mat2.size(1);
+  gemm.K = mat2.size(2);
+  gemm.mat1 = mat1.const_data_ptr();
+  gemm.mat1_stride = mat1.stride(1);
+  gemm.mat1_type = act_type(mat1.scalar_type());
+  gemm.mat2 = mat2.const_data_ptr();
+  gemm.mat2_type = mat2.scalar_type() == ScalarType::BFloat16 ? WeightType::bf16 : WeightType::e4m3;
+  gemm.is_vnni = is_vnni;
+  gemm.out = out.mutable_data_ptr();
+  gemm.out_stride = out.stride(1);
+  gemm.out_type = out_type(out.scalar_type());
+
+  // A weight without its scale, or a scale that multiplies nothing, is a caller's mistake.
+  const bool is_fp8 = gemm.mat2_type == WeightType::e4m3;
+  if (is_fp8 && !scale.has_value()) check.fail("scale", "a float32 tensor for float8_e4m3fn mat2", "None");
+  if (!is_fp8 && scale.has_value()) check.fail("scale", "None for bfloat16 mat2", "a tensor");
+  if (scale.has_value()) {
+    check.dense_cpu(*scale, "scale");
+    check.dtype(*scale, "scale", {ScalarType::Float});
+    check.contiguous(*scale, "scale");
+    if (scale->numel() != 1 && !(scale->dim() == 1 && scale->numel() == args.batch)) {
+      check.fail("scale", "one element, or shape [B] with B = " + std::to_string(args.batch),
+                 shape_name(*scale));
+    }
+    gemm.scales = static_cast<const float*>(scale->const_data_ptr());
+    args.scale_batch_stride = scale->numel() == 1 ? 0 : 1;
+  }
+
+  const KernelTable& table = kernel_table(active_tier());
+  const int64_t scratch_bytes = gemm_scratch_bytes(gemm);
+  torch::stable::parallel_for(0, bmm_task_count(args), gemm_grain(gemm), [&](int64_t begin, int64_t end) {
+    run_bmm(table, args, {begin, end}, thread_scratch(scratch_bytes));
+  });
+}
+
+Tensor convert_weight_packed(const Tensor& weight) {
+  const Checker check("convert_weight_packed");
+  check.dense_cpu(weight, "weight");
+  check.dtype(weight, "weight", {ScalarType::Float8_e4m3fn, ScalarType::BFloat16});
+  const int64_t dims = weight.dim();
+  if (dims != 2 && dims != 3) {
+    check.fail("weight", "[N, K] or [B, N, K]", dims, "-D ", shape_name(weight));
+  }
+  check.positive(weight, "weight", dims - 2, "N");
+  check.positive(weight, "weight", dims - 1, "K");
+  const Tensor source = torch::stable::contiguous(weight);
+
+  Tensor packed = torch::stable::new_empty(weight, weight.sizes());
+  const int64_t batch = dims == 3 ? weight.size(0) : 1;
+  const int64_t N = weight.size(dims - 2);
+  const int64_t K = weight.size(dims - 1);
+  const int64_t element = static_cast<int64_t>(weight.element_size());
+  const int64_t blocks = div_up(N, kBlockN);
+  const char* src = static_cast<const char*>(source.const_data_ptr());
+  char* dst = static_cast<char*>(packed.mutable_data_ptr());
+  const int64_t grain = max_i64(1, kMinWorkPerThread / (kBlockN * K));
+  torch::stable::parallel_for(0, batch * blocks, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t offset = task / blocks * N * K * element;
+      const int64_t block = task % blocks;
+      pack_weight_blocks(src + offset, dst + offset, element, N, K, block, block + 1);
+    }
+  });
+  return packed;
+}
+
+}  // namespace
+}  // namespace sgl_kernel
+
+STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
+  m.def("convert_weight_packed(Tensor weight) -> Tensor");
+  m.def(
+      "fp8_per_tensor_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
+      "ScalarType out_dtype, bool is_vnni) -> Tensor");
+  m.def(
+      "fp8_per_channel_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
+      "ScalarType out_dtype, bool is_vnni) -> Tensor");
+  m.def(
+      "weight_packed_linear(Tensor mat1, Tensor mat2, Tensor? bias, bool is_vnni, "
+      "ScalarType? out_dtype=None) -> Tensor");
+  m.def("bmm_cpu(Tensor(a!) out, Tensor mat1, Tensor mat2, bool is_vnni, Tensor? scale) -> ()");
+}
+
+// Not the CPU key: a tensor of another device then reaches the checks above, and gets their message.
+STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
+  m.impl("convert_weight_packed", TORCH_BOX(&sgl_kernel::convert_weight_packed));
+  m.impl("fp8_per_tensor_scaled_mm_cpu", TORCH_BOX(&sgl_kernel::fp8_per_tensor_scaled_mm_cpu));
+  m.impl("fp8_per_channel_scaled_mm_cpu", TORCH_BOX(&sgl_kernel::fp8_per_channel_scaled_mm_cpu));
+  m.impl("weight_packed_linear", TORCH_BOX(&sgl_kernel::weight_packed_linear));
+  m.impl("bmm_cpu", TORCH_BOX(&sgl_kernel::bmm_cpu));
+}

@@ -1,0 +1,28 @@
+// Picks the vector type of the tier this translation unit is compiled for.
+//
+// A tier header defines, inside namespace sgl_kernel::SGL_TIER and with internal linkage:
+//   Vec, kLanes                 f32 vector and its width
+//   kMicroRows, kMicroVecs      the register tile of the panel kernel (rows x vectors)
+//   kGroupVecs                  vectors per decode step: a step covers kGroupVecs * kLanes columns
+//   zero, set1, load, store, add, mul, fma
+//   load_act(const bf16_t* | const fp16_t*)   kLanes activations as f32
+//   store_out(float* | bf16_t* | fp16_t*, Vec) one rounding, to nearest even
+//   decode_pairs(const packed_t*, Vec* even, Vec* odd)  one k pair of a group, exact, as f32
+//   kHasBf16Dot, and with it dot_bf16 and decode_pairs_bf16
+#pragma once
+
+#if !defined(SGL_TIER)
+#error "compile with -DSGL_TIER=<tier> and -DSGL_TIER_<TIER>; see cmake/tiers.cmake"
+#endif
+
+#if defined(SGL_TIER_AVX512) || defined(SGL_TIER_AVX512_BF16)
+#include "vec_avx512.h"
+#elif defined(SGL_TIER_AVX2)
+#include "vec_avx2.h"
+#elif defined(SGL_TIER_NEON)
+#include "vec_neon.h"
+#elif defined(SGL_TIER_SCALAR)
+#include "vec_scalar.h"
+#else
+#error "unknown tier"
+#endif

@@ -1,0 +1,78 @@
+// AArch64 Advanced SIMD (Armv8.0 baseline): 4 f32 lanes, 32 registers.
+#pragma once
+
+#include <arm_neon.h>
+
+#include "e4m3_tables.h"
+#include "types.h"
+
+namespace sgl_kernel {
+namespace SGL_TIER {
+
+using Vec = float32x4_t;
+constexpr int kLanes = 4;
+// 6 x 4 accumulators + 4 weight vectors + 1 broadcast = 29 of 32 registers.
+constexpr int kMicroRows = 6;
+constexpr int kMicroVecs = 4;
+constexpr int kGroupVecs = 2;
+constexpr bool kHasBf16Dot = false;
+
+SGL_INLINE Vec zero() { return vdupq_n_f32(0.f); }
+SGL_INLINE Vec set1(float x) { return vdupq_n_f32(x); }
+SGL_INLINE Vec load(const float* p) { return vld1q_f32(p); }
+SGL_INLINE void store(float* p, Vec v) { vst1q_f32(p, v); }
+SGL_INLINE Vec add(Vec a, Vec b) { return vaddq_f32(a, b); }
+SGL_INLINE Vec mul(Vec a, Vec b) { return vmulq_f32(a, b); }
+SGL_INLINE Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
+
+SGL_INLINE uint16x4_t load_u16(const void* p) { return vld1_u16(static_cast<const uint16_t*>(p)); }
+
+SGL_INLINE Vec load_act(const bf16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(load_u16(p), 16)); }
+SGL_INLINE Vec load_act(const fp16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(load_u16(p))); }
+
+SGL_INLINE void store_out(float* p, Vec v) { store(p, v); }
+SGL_INLINE void store_out(bf16_t* p, Vec v) {
+  const uint32x4_t u = vreinterpretq_u32_f32(v);
+  const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
+  const uint32x4_t rounded = vshrq_n_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7FFF))), 16);
+  const uint32x4_t number = vceqq_f32(v, v);
+  vst1_u16(&p->bits, vmovn_u32(vbslq_u32(number, rounded, vdupq_n_u32(0x7FC0))));
+}
+SGL_INLINE void store_out(fp16_t* p, Vec v) { vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
+
+// 8 bf16 pairs in two registers: the even k is the low half of each 32-bit lane.
+SGL_INLINE void split_pairs(uint16x8_t first, uint16x8_t second, Vec* even, Vec* odd) {
+  const uint32x4_t high_half = vdupq_n_u32(0xFFFF0000u);
+  const uint32x4_t a = vreinterpretq_u32_u16(first);
+  const uint32x4_t b = vreinterpretq_u32_u16(second);
+  even[0] = vreinterpretq_f32_u32(vshlq_n_u32(a, 16));
+  odd[0] = vreinterpretq_f32_u32(vandq_u32(a, high_half));
+  even[1] = vreinterpretq_f32_u32(vshlq_n_u32(b, 16));
+  odd[1] = vreinterpretq_f32_u32(vandq_u32(b, high_half));
+}
+
+SGL_INLINE void decode_pairs(const bf16_t* p, Vec* even, Vec* odd) {
+  split_pairs(vld1q_u16(&p[0].bits), vld1q_u16(&p[8].bits), even, odd);
+}
+
+// 16 codes (8 columns x 2 k) to bf16 by nibble lookups, as on AVX2.
+SGL_INLINE void decode_pairs(const e4m3_t* p, Vec* even, Vec* odd) {
+  const uint8x16_t codes = vld1q_u8(&p->bits);
+  const uint8x16_t low_nibble = vandq_u8(codes, vdupq_n_u8(0x0F));
+  const uint8x16_t high_nibble = vshrq_n_u8(codes, 4);
+  const uint8x16_t tiny = vceqzq_u8(vandq_u8(codes, vdupq_n_u8(0x70)));
+  const uint8x16_t magnitude_mask = vdupq_n_u8(0x7F);
+  const uint8x16_t nan = vceqq_u8(vandq_u8(codes, magnitude_mask), magnitude_mask);
+
+  uint8x16_t high = vqtbl1q_u8(vld1q_u8(kHighByHighNibble), high_nibble);
+  high = vorrq_u8(high, vandq_u8(tiny, vqtbl1q_u8(vld1q_u8(kHighByLowNibble), low_nibble)));
+  high = vorrq_u8(high, vandq_u8(nan, magnitude_mask));
+  uint8x16_t low = vqtbl1q_u8(vld1q_u8(kLowByLowNibble), low_nibble);
+  low = veorq_u8(low, vandq_u8(tiny, vqtbl1q_u8(vld1q_u8(kLowFixByLowNibble), low_nibble)));
+
+  split_pairs(vreinterpretq_u16_u8(vzip1q_u8(low, high)), vreinterpretq_u16_u8(vzip2q_u8(low, high)),
+              even, odd);
+}
+
+}  // namespace SGL_TIER
+}  // namespace sgl_kernel

@@ -1,0 +1,88 @@
+"""Fake kernels: the shape and dtype of each op's result, for torch.compile and FakeTensor.
+
+They check what they can see so that a wrong graph fails while it is traced. Raw ``meta`` tensors are
+refused like any other device: a CPU kernel has nothing to say about them.
+"""
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
+
+
+def _check(op: str, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device.type != "cpu" and not is_fake(tensor):
+            raise RuntimeError(
+                f"sgl_kernel::{op}: {name}: expected a tensor on cpu, got {tensor.device.type}"
+            )
+
+
+def _linear(
+    op: str, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype, **others: Tensor | None
+) -> Tensor:
+    _check(op, mat1=mat1, mat2=mat2, **others)
+    torch._check(mat1.dim() == 2, lambda: f"sgl_kernel::{op}: mat1: expected [M, K] (2-D)")
+    torch._check(mat2.dim() == 2, lambda: f"sgl_kernel::{op}: mat2: expected [N, K] (2-D)")
+    torch._check(
+        mat1.size(1) == mat2.size(1),
+        lambda: f"sgl_kernel::{op}: mat1: expected size {mat2.size(1)} (K of mat2) in dimension 1, "
+        f"got {mat1.size(1)}",
+    )
+    return mat1.new_empty((mat1.size(0), mat2.size(0)), dtype=out_dtype)
+
+
+def _convert_weight_packed(weight: Tensor) -> Tensor:
+    _check("convert_weight_packed", weight=weight)
+    return weight.new_empty(weight.shape)
+
+
+def _fp8_per_tensor_scaled_mm_cpu(
+    mat1: Tensor,
+    mat2: Tensor,
+    scales2: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    is_vnni: bool,
+) -> Tensor:
+    op = "fp8_per_tensor_scaled_mm_cpu"
+    return _linear(op, mat1, mat2, out_dtype, scales2=scales2, bias=bias)
+
+
+def _fp8_per_channel_scaled_mm_cpu(
+    mat1: Tensor,
+    mat2: Tensor,
+    scales2: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    is_vnni: bool,
+) -> Tensor:
+    op = "fp8_per_channel_scaled_mm_cpu"
+    return _linear(op, mat1, mat2, out_dtype, scales2=scales2, bias=bias)
+
+
+def _weight_packed_linear(
+    mat1: Tensor,
+    mat2: Tensor,
+    bias: Tensor | None,
+    is_vnni: bool,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    return _linear("weight_packed_linear", mat1, mat2, out_dtype or mat1.dtype, bias=bias)
+
+
+def _bmm_cpu(
+    out: Tensor, mat1: Tensor, mat2: Tensor, is_vnni: bool, scale: Tensor | None
+) -> None:
+    _check("bmm_cpu", out=out, mat1=mat1, mat2=mat2, scale=scale)
+
+
+def register_fakes() -> None:
+    """Register the fake kernel of every op. Called once, when the package is imported."""
+    for op, fake in {
+        "convert_weight_packed": _convert_weight_packed,
+        "fp8_per_tensor_scaled_mm_cpu": _fp8_per_tensor_scaled_mm_cpu,
+        "fp8_per_channel_scaled_mm_cpu": _fp8_per_channel_scaled_mm_cpu,
+        "weight_packed_linear": _weight_packed_linear,
+        "bmm_cpu": _bmm_cpu,
+    }.items():
+        torch.library.register_fake(f"sgl_kernel::{op}", fake)

@@ -1,0 +1,105 @@
+"""Typed wrappers of the ops; names, argument order and meaning are those of SGLang's CPU backend.
+
+Shapes: M rows of activations, N output columns, K the reduced dimension. All tensors are on the CPU.
+Every op raises ``RuntimeError`` for a bad argument, before anything is computed; the message names the
+op, the argument, what was expected and what came. M = 0 gives an empty result.
+
+Numerics: e4m3 codes are decoded exactly (subnormals, NaN), products and sums are f32, and the result is
+rounded once. See docs/numerics.md.
+"""
+
+import torch
+from torch import Tensor
+
+
+def convert_weight_packed(weight: Tensor) -> Tensor:
+    """Pack a weight into the layout that the kernels read (VNNI pairs in blocks of 32 columns).
+
+    Args:
+        weight: [N, K] or [B, N, K], float8_e4m3fn or bfloat16, any N, K >= 1.
+
+    Returns:
+        A new contiguous tensor of the same shape and dtype; its bytes are permuted.
+    """
+    return torch.ops.sgl_kernel.convert_weight_packed(weight)
+
+
+def fp8_per_tensor_scaled_mm_cpu(
+    mat1: Tensor,
+    mat2: Tensor,
+    scales2: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    is_vnni: bool,
+) -> Tensor:
+    """``mat1 @ mat2.T * scales2 + bias`` with one scale for the whole weight.
+
+    Args:
+        mat1: [M, K] bfloat16 or float16 activations; rows may be strided.
+        mat2: [N, K] float8_e4m3fn, packed by :func:`convert_weight_packed` when ``is_vnni``.
+        scales2: one float32 element, of any rank.
+        bias: [N] float32, or None.
+        out_dtype: mat1's dtype or float32.
+        is_vnni: whether mat2 is packed.
+
+    Returns:
+        [M, N] of ``out_dtype``.
+    """
+    return torch.ops.sgl_kernel.fp8_per_tensor_scaled_mm_cpu(
+        mat1, mat2, scales2, bias, out_dtype, is_vnni
+    )
+
+
+def fp8_per_channel_scaled_mm_cpu(
+    mat1: Tensor,
+    mat2: Tensor,
+    scales2: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    is_vnni: bool,
+) -> Tensor:
+    """As :func:`fp8_per_tensor_scaled_mm_cpu`, with one scale per output column.
+
+    Args:
+        scales2: [N] or [N, 1] float32. The other arguments are the same.
+    """
+    return torch.ops.sgl_kernel.fp8_per_channel_scaled_mm_cpu(
+        mat1, mat2, scales2, bias, out_dtype, is_vnni
+    )
+
+
+def weight_packed_linear(
+    mat1: Tensor,
+    mat2: Tensor,
+    bias: Tensor | None,
+    is_vnni: bool,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``mat1 @ mat2.T + bias`` for a bfloat16 weight (lm_head, and what a checkpoint leaves unquantized).
+
+    Args:
+        mat1: [M, K] bfloat16 or float16; rows may be strided.
+        mat2: [N, K] bfloat16, packed by :func:`convert_weight_packed` when ``is_vnni``.
+        bias: [N] float32, or None.
+        is_vnni: whether mat2 is packed.
+        out_dtype: mat1's dtype (the default) or float32.
+
+    Returns:
+        [M, N] of ``out_dtype``.
+    """
+    return torch.ops.sgl_kernel.weight_packed_linear(mat1, mat2, bias, is_vnni, out_dtype)
+
+
+def bmm_cpu(
+    out: Tensor, mat1: Tensor, mat2: Tensor, is_vnni: bool, scale: Tensor | None
+) -> None:
+    """``out[b] = mat1[b] @ mat2[b].T * scale``, written in place.
+
+    Args:
+        out: [B, M, N], mat1's dtype or float32; batches and rows may be strided.
+        mat1: [B, M, K] bfloat16 or float16; batches and rows may be strided.
+        mat2: [B, N, K] float8_e4m3fn or bfloat16, contiguous, packed when ``is_vnni``.
+        is_vnni: whether mat2 is packed.
+        scale: float32, one element or [B], for a float8_e4m3fn mat2; None for a bfloat16 one.
+    """
+    torch.ops.sgl_kernel.bmm_cpu(out, mat1, mat2, is_vnni, scale)

@@ -1,0 +1,123 @@
+"""Compiled decode: the model through `torch.compile`, once for each captured batch size.
+
+Every shape in a captured batch is fixed, so nothing is compiled after `capture`: a smaller batch is padded up with rows that
+have no tokens, and attention, whose work depends on the lengths of the requests, is an opaque operator. Tracing needs the fake
+kernel (result's shape and dtype) of every operator, which `capture` checks first.
+"""
+
+import sys
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from srt.errors import SrtError
+from srt.mem_cache.memory_pool import PADDING_SLOT, MHATokenToKVPool
+from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+
+def default_batch_sizes(max_running_requests: int) -> tuple[int, ...]:
+    """Powers of two below the limit, and the limit."""
+    sizes = [1 << i for i in range(max_running_requests.bit_length())]
+    return tuple(sorted({*(s for s in sizes if s < max_running_requests), max_running_requests}))
+
+
+def operators_without_fake(namespace: str) -> list[str]:
+    """Names of the operators in `torch.ops.<namespace>` that cannot be traced because they have no fake kernel."""
+    missing = []
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith(f"{namespace}::"):
+            continue
+        entry = torch._library.simple_registry.singleton.find(name.partition(".")[0])
+        has_fake = entry.fake_impl.kernel is not None or any(
+            torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+            for key in ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+        )
+        if not has_fake:
+            missing.append(name)
+    return sorted(missing)
+
+
+class CPUGraphRunner:
+    """Runs decode batches through compiled code.
+
+    Args:
+        model: A loaded model.
+        kv_pool: The cache that its batches refer to.
+        batch_sizes: Batch sizes to compile.
+    """
+
+    def __init__(
+        self, model: nn.Module, kv_pool: MHATokenToKVPool, batch_sizes: Sequence[int]
+    ) -> None:
+        self.batch_sizes = sorted(set(batch_sizes))
+        self._kv_pool = kv_pool
+        self._compiled = torch.compile(model, dynamic=False, fullgraph=True)
+
+    @torch.inference_mode()
+    def capture(self, *, progress: bool = True) -> None:
+        """Compiles every batch size, on batches of padding.
+
+        Raises:
+            SrtError: An operator has no fake kernel, or there is no C++ compiler.
+        """
+        missing = operators_without_fake("sgl_kernel")
+        if missing:
+            raise SrtError(f"graph mode needs a fake kernel of {', '.join(missing)}")
+        bar = tqdm(
+            self.batch_sizes,
+            desc="Compiling decode",
+            unit="batch size",
+            file=sys.stderr,
+            leave=False,
+            disable=not (progress and sys.stderr.isatty()),
+        )
+        # One entry of the compiler's cache is one batch size; the usual limit is lower than what may be asked for.
+        limit = max(len(self.batch_sizes), torch._dynamo.config.recompile_limit)
+        with torch._dynamo.config.patch(recompile_limit=limit):
+            for size in bar:
+                self._run(_pad(None, size, self._kv_pool))
+
+    def can_run(self, batch: ForwardBatch) -> bool:
+        """Whether the batch fits into a captured size."""
+        return batch.input_ids.numel() <= self.batch_sizes[-1]
+
+    @torch.inference_mode()
+    def replay(self, batch: ForwardBatch) -> Tensor:
+        """Logits `[B, vocab_size]` of a decode batch, computed at the next captured size."""
+        count = batch.input_ids.numel()
+        size = self.batch_sizes[bisect_left(self.batch_sizes, count)]
+        if size != count:
+            batch = _pad(batch, size, self._kv_pool)
+        return self._run(batch)[:count]
+
+    def _run(self, batch: ForwardBatch) -> Tensor:
+        try:
+            logits: Tensor = self._compiled(batch)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            if isinstance(error.inner_exception, torch._inductor.exc.InvalidCxxCompiler):
+                raise SrtError("graph mode needs a C++ compiler (such as g++); found none") from error
+            raise
+        return logits
+
+
+def _pad(batch: ForwardBatch | None, size: int, kv_pool: MHATokenToKVPool) -> ForwardBatch:
+    """`batch` followed by rows without tokens up to `size` rows."""
+    count = 0 if batch is None else batch.input_ids.numel()
+
+    def padded(values: Tensor | None, fill: int) -> Tensor:
+        padding = torch.full((size - count,), fill)
+        return padding if values is None else torch.cat([values, padding])
+
+    return ForwardBatch(
+        forward_mode=ForwardMode.DECODE,
+        input_ids=padded(batch and batch.input_ids, 0),
+        positions=padded(batch and batch.positions, 0),
+        out_cache_loc=padded(batch and batch.out_cache_loc, PADDING_SLOT),
+        cache_starts=padded(batch and batch.cache_starts, PADDING_SLOT),
+        seq_lens=padded(batch and batch.seq_lens, 0),
+        extend_lens=padded(batch and batch.extend_lens, 1),
+        kv_pool=kv_pool,
+    )

@@ -75,6 +75,10 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     console.print(_table(reports))
     console.print(
+        "rel. RMS and max abs: of the difference from the source; saturated: elements beyond the "
+        "largest FP8 value; flushed: share of the non-zero elements that became zero"
+    )
+    console.print(
         f"{args.destination}: {len(reports)} weights {args.scheme}, "
         f"{before / 1e6:,.1f} MB to {after / 1e6:,.1f} MB",
         highlight=False,
@@ -83,20 +87,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(reports: list[WeightReport]) -> Table:
+    from rich import box
     from rich.table import Table
 
-    table = Table(title="what each weight lost", title_justify="left")
+    # Tight, so that a row fits into 80 columns.
+    table = Table(
+        title="What each weight lost",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        pad_edge=False,
+    )
     table.add_column("weight", no_wrap=True)
-    for heading in ("shape", "relative RMS error", "max abs error", "saturated", "flushed to 0"):
-        table.add_column(heading, justify="right")
+    for heading in ("shape", "rel. RMS", "max abs", "saturated", "flushed"):
+        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
     for report in reports:
         error = report.error
         table.add_row(
             report.name.removesuffix(".weight"),
             "x".join(map(str, report.shape)),
             f"{error.relative_rms:.3%}",
-            f"{error.max_abs:.3g}",
+            f"{error.max_abs:.2g}",
             f"{error.saturated}",
-            f"{error.flushed:.3%}",
+            f"{error.flushed:.2%}",
         )
     return table

@@ -215,6 +215,11 @@ class Checkpoint:
         self.close()
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether the directory holds safetensors weights, sound or not."""
+    return (directory / SINGLE_FILE).is_file() or (directory / INDEX_FILE).is_file()
+
+
 def _find_files(directory: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
     """Weight files of `directory`, and the index's map from tensor to file name (empty if none).
 

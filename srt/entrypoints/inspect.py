@@ -1,0 +1,152 @@
+"""`srt inspect`: what is in a checkpoint, what it takes to run it, and whether it runs here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from srt.model_loader.inspection import Inspection
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command to the command line."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show what is in a checkpoint and whether it runs here",
+        description="Reads configuration and file headers of the checkpoint directory MODEL, with "
+        "or without weights, and tells its architecture, quantization scheme, dtypes, modules, "
+        "what is not used, the memory it takes, and whether it runs on this machine. Loads no "
+        "weights and needs no network.",
+    )
+    parser.add_argument("model", metavar="MODEL", type=Path, help="checkpoint directory")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    from srt.model_loader.inspection import inspect_model
+
+    inspection = inspect_model(args.model)
+    if args.json:
+        print(json.dumps(to_json(inspection), indent=2))
+    else:
+        _show(inspection)
+    return 0
+
+
+def to_json(inspection: Inspection) -> dict[str, Any]:
+    """The findings as the JSON that `--json` prints."""
+    unquantized = [group.name for group in inspection.modules if group.scheme == "unquantized"]
+    return {
+        **asdict(inspection),
+        "unquantized_modules": unquantized,
+        "runs_here": inspection.runs_here,
+    }
+
+
+def _show(inspection: Inspection) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(_table((), [("model", inspection.path), *_facts(inspection)]))
+    if inspection.dtypes:
+        console.print(
+            _table(
+                ("dtype", "tensors", "elements", "bytes"),
+                [
+                    (d.dtype, d.tensors, f"{d.elements:,}", _size(d.nbytes))
+                    for d in inspection.dtypes
+                ],
+            )
+        )
+    if inspection.modules:
+        console.print(
+            _table(
+                ("module", "count", "scheme", "weight", "scale"),
+                [
+                    (
+                        group.name,
+                        group.count,
+                        group.scheme,
+                        f"{group.dtype} {_shape(group.shape)}",
+                        ""
+                        if group.scale_shape is None
+                        else f"{group.scale_dtype} {_shape(group.scale_shape)}",
+                    )
+                    for group in inspection.modules
+                ],
+            )
+        )
+    if inspection.ignored:
+        console.print(
+            _table(
+                ("not used", "count", "bytes", "why"),
+                [(i.name, i.count, _size(i.nbytes), i.reason) for i in inspection.ignored],
+            )
+        )
+    if inspection.runs_here:
+        console.print("[bold green]Runs here: yes[/]")
+    else:
+        console.print("[bold red]Runs here: no[/]")
+        for problem in inspection.problems:
+            console.print(f"  {problem}", markup=False)
+
+
+def _facts(inspection: Inspection) -> list[tuple[str, str]]:
+    memory = inspection.memory
+    facts = [("architecture", inspection.architecture), ("scheme", inspection.scheme)]
+    if inspection.parameters is not None:
+        facts.append(("parameters", f"{inspection.parameters:,}"))
+    if inspection.files:
+        size = _size(sum(inspection.files.values()))
+        facts.append(("files", f"{len(inspection.files)}, {size}"))
+    else:
+        facts.append(("files", "no weights: configuration only"))
+    if memory.weights is not None:
+        facts.append(("memory for weights", _size(memory.weights)))
+    if memory.kv_per_token is not None:
+        facts.append(("memory a token", _size(memory.kv_per_token)))
+    if memory.kv_context is not None:
+        full = f"{_size(memory.kv_context)} for {memory.context_length:,} tokens"
+        facts.append(("memory for the context", full))
+    if memory.available is not None:
+        facts.append(("memory available here", _size(memory.available)))
+    return facts
+
+
+def _table(headings: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Table:
+    """A borderless table; columns of numbers stand on the right."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    numeric = ("tensors", "elements", "bytes", "count")
+    table = Table(box=box.SIMPLE_HEAD, show_header=bool(headings), padding=0, pad_edge=False)
+    for heading in headings:
+        justify = "right" if heading in numeric else "left"
+        table.add_column(heading, justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    return table
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _size(nbytes: int) -> str:
+    """Bytes in the largest decimal unit that leaves at least 1."""
+    size = float(nbytes)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.4g} {unit}"
+        size /= 1000
+    return f"{size:.4g} GB"

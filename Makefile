@@ -44,7 +44,7 @@ demo-model: $(DEMO)/.stamp ## only write the demo model to .demo/
 test: test-cpp test-python ## build everything and run all tests (SUITE=per-commit or full)
 
 test-cpp: kernels ## only the C++ tests of the kernels
-	@$(KERNEL_MAKE) test
+	@$(KERNEL_MAKE) test-cpp
 
 test-python: env kernels demo-model ## only the registered Python tests
 	@"$(BIN)/python" scripts/run_suite.py --suite $(SUITE)

@@ -102,7 +102,7 @@ $(STAMPS)/dev: $(STAMPS)/srt
 
 $(DEMO)/.stamp: scripts/make_demo_model.py | $(STAMPS)/srt $(STAMPS)/kernels
 	$(call say,writing the demo model to $(DEMO))
-	@"$(BIN)/python" scripts/make_demo_model.py
+	@"$(BIN)/python" scripts/make_demo_model.py --out $(DEMO) $$([ -t 2 ] || echo --quiet)
 	@touch $@
 
 clean: ## remove build results, keep the environment and the demo model

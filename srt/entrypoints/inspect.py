@@ -131,8 +131,9 @@ def _table(headings: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Tab
     numeric = ("tensors", "elements", "bytes", "count")
     table = Table(box=box.SIMPLE_HEAD, show_header=bool(headings), padding=0, pad_edge=False)
     for heading in headings:
-        justify = "right" if heading in numeric else "left"
-        table.add_column(heading, justify=justify, overflow="fold")
+        table.add_column(
+            heading, justify="right" if heading in numeric else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
     return table

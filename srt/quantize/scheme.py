@@ -18,8 +18,8 @@ E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max  # 448
 _SATURATES_FROM = 464.0
 # The smallest normal f32: a smaller scale would lose mantissa bits, and be 0 under flush-to-zero.
 _MIN_SCALE = torch.finfo(torch.float32).tiny
-# Elements worked on at once, 32 MiB in f32: bounds the memory that temporaries take.
-_CHUNK_ELEMENTS = 1 << 23
+# Elements worked on at once, 4 MiB in f32: bounds the memory that temporaries take.
+_CHUNK_ELEMENTS = 1 << 20
 
 
 class Scheme(ABC):
@@ -131,8 +131,8 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> QuantizedWeight:
         flushed += int((is_nonzero & (restored == 0)).sum())
         difference = restored.mul_(chunk_scale).sub_(original)
         max_abs = max(max_abs, float(difference.abs().max()))
-        error_squares += float(difference.double().square_().sum())
-        weight_squares += float(original.double().square_().sum())
+        error_squares += _square_sum(difference)
+        weight_squares += _square_sum(original)
     error = QuantizationError(
         relative_rms=(error_squares / weight_squares) ** 0.5 if weight_squares else 0.0,
         max_abs=max_abs,
@@ -140,6 +140,11 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> QuantizedWeight:
         flushed=flushed / nonzero if nonzero else 0.0,
     )
     return QuantizedWeight(quantized, scale, error)
+
+
+def _square_sum(x: torch.Tensor) -> float:
+    """In f64, where the squares of f32 neither overflow nor vanish."""
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
 
 
 def _row_chunks(weight: torch.Tensor) -> Iterator[slice]:

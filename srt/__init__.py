@@ -1,9 +1,9 @@
 """SGLang's CPU runtime: FP8 checkpoints run as they are, on any CPU.
 
-    from srt import Engine, SamplingParams
+from srt import Engine, SamplingParams
 
-    with Engine("path/to/checkpoint") as engine:
-        print(engine.generate("The capital of France is", SamplingParams(temperature=0)).text)
+with Engine("path/to/checkpoint") as engine:
+    print(engine.generate("The capital of France is", SamplingParams(temperature=0)).text)
 """
 
 from importlib import metadata
@@ -25,8 +25,8 @@ class KernelVersionError(ImportError):
 
 
 def _check_kernel_version() -> None:
-    # The installed metadata is asked, not the module: loading the kernels loads Torch, which commands such as
-    # `srt --version` can do without.
+    # The installed metadata is asked, not the module: loading the kernels loads Torch, which
+    # commands such as `srt --version` can do without.
     try:
         found = metadata.version(KERNEL_DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -35,8 +35,8 @@ def _check_kernel_version() -> None:
         return
     state = "is not installed" if found is None else f"has version {found}"
     raise KernelVersionError(
-        f"srt {__version__} needs {KERNEL_DISTRIBUTION} {KERNEL_VERSIONS} (the package `sgl_kernel`), "
-        f"which {state}. Run: make -C sgl-kernel-cpu",
+        f"srt {__version__} needs {KERNEL_DISTRIBUTION} {KERNEL_VERSIONS} "
+        f"(the package `sgl_kernel`), which {state}. Run: make -C sgl-kernel-cpu",
         name="sgl_kernel",
     )
 

@@ -1,7 +1,7 @@
 """Errors that a user can act on.
 
-The command line prints their message on one line and exits with status 2; every other exception is a bug and keeps its
-traceback.
+The command line prints their message on one line and exits with status 2; every other exception is
+a bug and keeps its traceback.
 """
 
 from pathlib import Path
@@ -49,4 +49,6 @@ class CheckpointError(SrtError):
 
 
 class RequestError(SrtError, ValueError):
-    """A request cannot be served as it stands: a bad sampling parameter, or a prompt that does not fit."""
+    """A request cannot be served as it stands: a bad sampling parameter, or a prompt that does not
+    fit.
+    """

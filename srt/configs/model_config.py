@@ -1,39 +1,17 @@
 """What a checkpoint directory's config.json and generation_config.json say about the model."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from srt.configs.dtypes import DTYPE_CHOICES
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.quantization import get_quantization_config
 from srt.layers.quantization.base_config import QuantizationConfig
+from srt.model_loader.config_files import CONFIG_FILE, get_architecture, read_config, read_json
 from srt.models.registry import check_architecture
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-DTYPE_CHOICES = ("auto", *DTYPES)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Content of a JSON file that holds an object.
-
-    Raises:
-        CheckpointError: The file cannot be read or holds something else.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError("a configuration file cannot be read", file=path, found=error) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(
-            "a configuration file does not hold an object",
-            file=path,
-            expected="{...}",
-            found=type(content).__name__,
-        )
-    return content
 
 
 @dataclass(frozen=True)
@@ -66,12 +44,15 @@ class ModelConfig:
     quant_config: QuantizationConfig | None
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, dtype: str = "auto", context_length: int | None = None) -> "ModelConfig":
+    def from_pretrained(
+        cls, path: str | Path, dtype: str = "auto", context_length: int | None = None
+    ) -> "ModelConfig":
         """Reads the configuration in a checkpoint directory; no weights are touched.
 
         Args:
             path: The directory.
-            dtype: One of DTYPE_CHOICES; `auto` is float16 for a float16 checkpoint and bfloat16 otherwise.
+            dtype: One of DTYPE_CHOICES; `auto` is float16 for a float16 checkpoint and bfloat16
+                otherwise.
             context_length: Limit below the model's own.
 
         Raises:
@@ -79,8 +60,9 @@ class ModelConfig:
             UnsupportedConfigError: Architecture, scheme or option that is not supported.
         """
         directory = Path(path)
-        raw = _read_config(directory)
-        architecture = _architecture(raw, directory / "config.json")
+        config_file = directory / CONFIG_FILE
+        raw = read_config(directory)
+        architecture = get_architecture(raw, config_file)
         check_architecture(architecture)
         quant_config = get_quantization_config(raw)
 
@@ -90,8 +72,10 @@ class ModelConfig:
         for key in required:
             if not isinstance(raw.get(key), int) or raw[key] < 1:
                 raise CheckpointError(
-                    f"config.json lacks {key}" if key not in raw else f"config.json has a bad {key}",
-                    file=directory / "config.json",
+                    f"{CONFIG_FILE} lacks {key}"
+                    if key not in raw
+                    else f"{CONFIG_FILE} has a bad {key}",
+                    file=config_file,
                     expected="a positive integer",
                     found=raw.get(key, "nothing"),
                 )
@@ -100,7 +84,7 @@ class ModelConfig:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 "transformers cannot read the configuration",
-                file=directory / "config.json",
+                file=config_file,
                 found=" ".join(str(error).split()),
             ) from error
         num_heads = hf_config.num_attention_heads
@@ -108,7 +92,8 @@ class ModelConfig:
         head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // num_heads
         if num_heads % num_kv_heads:
             raise UnsupportedConfigError(
-                f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
+                f"num_attention_heads {num_heads} is not a multiple of "
+                f"num_key_value_heads {num_kv_heads}"
             )
         own_length = hf_config.max_position_embeddings
         if context_length is not None and not 1 <= context_length <= own_length:
@@ -133,47 +118,15 @@ class ModelConfig:
         )
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
-    """config.json, with a ModelOpt checkpoint's hf_quant_config.json in its usual place."""
-    if not directory.is_dir():
-        raise CheckpointError(
-            "no such checkpoint", file=directory, expected="a directory", found="nothing" if not directory.exists() else "a file"
-        )
-    config_file = directory / "config.json"
-    if not config_file.is_file():
-        if (directory / "params.json").is_file():
-            raise UnsupportedConfigError(
-                f"{directory} is in Mistral's own form (params.json), which is not supported; expected config.json"
-            )
-        raise CheckpointError("the checkpoint has no config.json", file=config_file, expected="a file", found="nothing")
-    config = read_json(config_file)
-    modelopt_file = directory / "hf_quant_config.json"
-    if modelopt_file.is_file() and not config.get("quantization_config"):
-        quantization = read_json(modelopt_file).get("quantization") or {}
-        config["quantization_config"] = {"quant_method": "modelopt", **quantization}
-    return config
-
-
-def _architecture(config: dict[str, Any], file: Path) -> str:
-    names = config.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise CheckpointError(
-            "config.json does not name one architecture",
-            file=file,
-            expected='"architectures": ["..."]',
-            found="no such key" if names is None else names,
-        )
-    return names[0]
-
-
 def _resolve_dtype(requested: str, checkpoint: torch.dtype | None) -> torch.dtype:
     if requested == "auto":
         return torch.float16 if checkpoint == torch.float16 else torch.bfloat16
-    if requested not in DTYPES:
+    if requested not in DTYPE_CHOICES:
         raise UnsupportedConfigError(
             f"dtype {requested!r} is not supported; expected one of {', '.join(DTYPE_CHOICES)}"
         )
-    return DTYPES[requested]
+    dtype: torch.dtype = getattr(torch, requested)
+    return dtype
 
 
 def _eos_token_ids(directory: Path, config: dict[str, Any]) -> frozenset[int]:
@@ -182,7 +135,7 @@ def _eos_token_ids(directory: Path, config: dict[str, Any]) -> frozenset[int]:
     generation = read_json(file) if file.is_file() else {}
     source, value = file, generation.get("eos_token_id")
     if value is None:
-        source, value = directory / "config.json", config.get("eos_token_id")
+        source, value = directory / CONFIG_FILE, config.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) for i in ids):
         raise CheckpointError(

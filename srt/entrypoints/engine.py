@@ -24,13 +24,17 @@ class Engine:
 
     Args:
         model_path: The checkpoint's directory.
-        dtype: Dtype of activations: `auto` (float16 for a float16 checkpoint, else bfloat16), `bfloat16` or `float16`.
-        context_length: Longest sequence, prompt and output together; None for the model's own limit.
+        dtype: Dtype of activations: `auto` (float16 for a float16 checkpoint, else bfloat16),
+            `bfloat16` or `float16`.
+        context_length: Longest sequence, prompt and output together; None for the model's own
+            limit.
         max_running_requests: Most requests decoded together; further ones wait.
         max_total_tokens: Tokens that the KV cache holds; None chooses by the free memory.
         chunked_prefill_size: Most prompt tokens of one forward pass; longer prompts take several.
-        enable_graph: Decode through torch.compile; compiling takes from seconds to minutes at start.
-        graph_batch_sizes: Batch sizes to compile; None for powers of two up to `max_running_requests`.
+        enable_graph: Decode through torch.compile; compiling takes from seconds to minutes at
+            start.
+        graph_batch_sizes: Batch sizes to compile; None for powers of two up to
+            `max_running_requests`.
         num_threads: Threads of the process's Torch operators; None leaves them as they are.
         progress: Show progress bars on stderr if that is a terminal.
 
@@ -104,14 +108,17 @@ class Engine:
 
         Args:
             prompt: A text as it is, or several.
-            sampling_params: For all inputs, or one for each; None for the defaults of :class:`SamplingParams`.
-            messages: Instead of a prompt: a conversation (`[{"role": "user", "content": "..."}]`) for the chat template,
-                or several.
+            sampling_params: For all inputs, or one for each; None for the defaults of
+                :class:`SamplingParams`.
+            messages: Instead of a prompt: a conversation (`[{"role": "user", "content": "..."}]`)
+                for the chat template, or several.
             input_ids: Instead of a prompt: token ids, or several lists of them.
-            stream: Return an iterator of :class:`GenerateChunk`, one for every token as it comes, instead of results.
+            stream: Return an iterator of :class:`GenerateChunk`, one for every token as it comes,
+                instead of results.
 
         Returns:
-            A :class:`GenerateOutput` for one input, a list of them in the order of the inputs for several, or the iterator.
+            A :class:`GenerateOutput` for one input, a list of them in the order of the inputs for
+            several, or the iterator.
 
         Raises:
             RequestError: An input cannot be served; nothing has been generated then.
@@ -123,7 +130,9 @@ class Engine:
             raise RequestError(
                 f"sampling_params: expected one or {len(batch)}, found {len(all_params)}"
             )
-        reqs = [self._make_req(i, *pair) for i, pair in enumerate(zip(batch, all_params, strict=True))]
+        reqs = [
+            self._make_req(i, *pair) for i, pair in enumerate(zip(batch, all_params, strict=True))
+        ]
         scheduler = Scheduler(self.model_runner, self._chunked_prefill_size)
         scheduler.add(reqs)
         chunks = _run(scheduler)
@@ -158,7 +167,8 @@ class Engine:
         names = [name for name, value in given.items() if value is not None]
         if len(names) != 1:
             raise RequestError(
-                f"expected one of prompt, messages and input_ids, found {' and '.join(names) or 'none'}"
+                "expected one of prompt, messages and input_ids, "
+                f"found {' and '.join(names) or 'none'}"
             )
         if input_ids is not None:
             is_single = not input_ids or not isinstance(input_ids[0], Sequence)
@@ -171,7 +181,9 @@ class Engine:
         assert messages is not None
         is_single = not messages or isinstance(messages[0], dict)
         conversations = [messages] if is_single else messages
-        return [encode_chat(self.tokenizer, conversation) for conversation in conversations], is_single
+        return [
+            encode_chat(self.tokenizer, conversation) for conversation in conversations
+        ], is_single
 
     def _make_req(self, index: int, ids: list[int], params: SamplingParams) -> Req:
         config = self.model_config
@@ -180,13 +192,14 @@ class Engine:
         for token in ids:
             if not isinstance(token, int) or not 0 <= token < config.vocab_size:
                 raise RequestError(
-                    f"request {index}: expected token ids from 0 to {config.vocab_size - 1}, found {token!r}"
+                    f"request {index}: expected token ids from 0 to {config.vocab_size - 1}, "
+                    f"found {token!r}"
                 )
         room = config.context_length - len(ids)
         if room < 1:
             raise RequestError(
-                f"request {index}: a prompt of {len(ids)} tokens leaves no room to generate in a context of "
-                f"{config.context_length}"
+                f"request {index}: a prompt of {len(ids)} tokens leaves no room to generate in "
+                f"a context of {config.context_length}"
             )
         if params.stop and self.tokenizer is None:
             raise RequestError(f"request {index}: stop texts need a tokenizer; give stop_token_ids")

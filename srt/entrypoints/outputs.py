@@ -11,7 +11,8 @@ class GenerateOutput:
     """One finished generation.
 
     Attributes:
-        text: The generated text, without stop texts and special tokens; empty if the checkpoint has no tokenizer.
+        text: The generated text, without stop texts and special tokens; empty if the checkpoint has
+            no tokenizer.
         token_ids: All generated tokens, the one that ended the generation included.
         finish_reason: `stop` or `length`.
         matched_stop: The token id or stop text that ended it; None for `length`.
@@ -72,7 +73,8 @@ class GenerateChunk:
     Attributes:
         index: Which of the call's requests it belongs to.
         token_id: The token.
-        text: Text that follows what was sent before; empty while a character or a possible stop text is incomplete.
+        text: Text that follows what was sent before; empty while a character or a possible stop
+            text is incomplete.
         output: The whole result, with a request's last chunk.
     """
 

@@ -1,7 +1,7 @@
 """Grouped-query attention over the KV cache, registered as the operator `srt::attention`.
 
-The operator is opaque to torch.compile: the lengths of the requests change with every step, and code specialised to them
-would be compiled anew each time.
+The operator is opaque to torch.compile: the lengths of the requests change with every step, and
+code specialised to them would be compiled anew each time.
 """
 
 import torch
@@ -12,8 +12,9 @@ from srt.model_executor.forward_batch_info import ForwardBatch
 
 _library = torch.library.Library("srt", "DEF")
 _library.define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor out_cache_loc, "
-    "Tensor cache_starts, Tensor seq_lens, Tensor extend_lens, float scale) -> Tensor"
+    "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, "
+    "Tensor out_cache_loc, Tensor cache_starts, Tensor seq_lens, Tensor extend_lens, "
+    "float scale) -> Tensor"
 )
 
 
@@ -29,7 +30,8 @@ def attention(
     extend_lens: Tensor,
     scale: float,
 ) -> Tensor:
-    """Stores keys and values of the new tokens, then attends causally to all tokens of each request.
+    """Stores keys and values of the new tokens, then attends causally to all tokens of each
+    request.
 
     Args:
         q: `[T, num_heads, head_dim]`.
@@ -66,7 +68,9 @@ def attention(
 
 
 def _decode(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """One query, which sees every key: the query heads of a group become the rows of one small matrix."""
+    """One query, which sees every key: the query heads of a group become the rows of one small
+    matrix.
+    """
     num_heads, head_dim = q.shape[1:]
     num_kv_heads = keys.shape[1]
     grouped = q.reshape(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -75,7 +79,7 @@ def _decode(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
 
 
 def _extend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Several queries, the last tokens of the sequence, of which each sees the keys up to its own."""
+    """Several queries, the sequence's last; each sees the keys up to its own."""
     length, seq_len = q.shape[0], keys.shape[2]
     prefix = seq_len - length
     mask = None if prefix == 0 else torch.ones(length, seq_len, dtype=torch.bool).tril(prefix)
@@ -129,8 +133,11 @@ class Attention(nn.Module):
         self.scale = head_dim**-0.5
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, forward_batch: ForwardBatch) -> Tensor:
-        """`[T, heads, head_dim]` each, to `[T, num_heads * head_dim]`; keys and values go into the cache."""
-        # Called directly where nothing is traced: the dispatcher would cost more than the bookkeeping here.
+        """`[T, heads, head_dim]` each, to `[T, num_heads * head_dim]`; keys and values go into the
+        cache.
+        """
+        # Called directly where nothing is traced: the dispatcher would cost more than the
+        # bookkeeping here.
         op = torch.ops.srt.attention.default if torch.compiler.is_compiling() else attention
         k_cache, v_cache = forward_batch.kv_pool.get_kv_buffer(self.layer_id)
         out = op(

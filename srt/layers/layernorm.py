@@ -8,7 +8,8 @@ from srt.layers.parameter import ModelParameter
 
 
 class RMSNorm(nn.Module):
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32 with one rounding to the dtype of `x`.
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32 with one rounding to
+    the dtype of `x`.
 
     Args:
         hidden_size: Size of the last dimension.

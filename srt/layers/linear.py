@@ -1,7 +1,7 @@
 """Linear layers, plain and merged.
 
-A merged layer computes in one multiplication what a checkpoint holds as several modules. Its shards carry the names of those
-modules, from which the loader finds their tensors.
+A merged layer computes in one multiplication what a checkpoint holds as several modules. Its shards
+carry the names of those modules, from which the loader finds their tensors.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,8 @@ class LinearBase(nn.Module):
 
     Args:
         input_size: K.
-        shard_sizes: Output rows by the name of the module that a checkpoint holds them in; empty for a plain layer.
+        shard_sizes: Output rows by the name of the module that a checkpoint holds them in; empty
+            for a plain layer.
         output_size: N.
         bias: Whether there is a bias `[N]`; it is kept in float32, which the kernels add it in.
         quant_config: The checkpoint's format, or None.
@@ -81,7 +82,9 @@ class Linear(LinearBase):
 
 
 class MergedLinear(LinearBase):
-    """Several linear layers over the same input, such as gate and up, with outputs side by side in the order of `shard_sizes`."""
+    """Several linear layers over the same input, such as gate and up, with outputs side by side in
+    the order of `shard_sizes`.
+    """
 
     def __init__(
         self,
@@ -94,12 +97,19 @@ class MergedLinear(LinearBase):
     ) -> None:
         output_size = sum(shard_sizes.values())
         super().__init__(
-            input_size, output_size, shard_sizes, bias=bias, quant_config=quant_config, prefix=prefix
+            input_size,
+            output_size,
+            shard_sizes,
+            bias=bias,
+            quant_config=quant_config,
+            prefix=prefix,
         )
 
 
 class QKVLinear(MergedLinear):
-    """Query, key and value projections: output rows are `num_heads`, `num_kv_heads` and `num_kv_heads` times `head_dim`."""
+    """Query, key and value projections: output rows are `num_heads`, `num_kv_heads` and
+    `num_kv_heads` times `head_dim`.
+    """
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Parameters that know which checkpoint tensors fill them.
 
-A merged layer (qkv, gate and up) is one parameter whose rows come from several tensors, its shards. A parameter checks each
-tensor's header before any data is read (:meth:`ModelParameter.check`) and the values while copying them
-(:meth:`ModelParameter.load`).
+A merged layer (qkv, gate and up) is one parameter whose rows come from several tensors, its shards.
+A parameter checks each tensor's header before any data is read (:meth:`ModelParameter.check`) and
+the values while copying them (:meth:`ModelParameter.load`).
 """
 
 import math
@@ -21,7 +21,8 @@ FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class ModelParameter(nn.Parameter):
-    """A parameter `[N, ...]` of floating-point values, filled by one tensor or by one tensor a shard.
+    """A parameter `[N, ...]` of floating-point values, filled by one tensor or by one tensor a
+    shard.
 
     Args:
         data: Storage; on the meta device until :meth:`materialize`.
@@ -89,7 +90,9 @@ class ModelParameter(nn.Parameter):
                 "a tensor has the wrong dtype",
                 file=meta.file,
                 tensor=meta.name,
-                expected=" or ".join(str(dtype).removeprefix("torch.") for dtype in self.source_dtypes),
+                expected=" or ".join(
+                    str(dtype).removeprefix("torch.") for dtype in self.source_dtypes
+                ),
                 found=str(meta.torch_dtype).removeprefix("torch."),
             )
 
@@ -98,11 +101,14 @@ class Fp8WeightParameter(ModelParameter):
     """An FP8 weight `[N, K]`, float8_e4m3fn, without NaN."""
 
     def load(self, source: Tensor, meta: TensorMeta, shard_id: ShardId) -> None:
-        # NaN is 0x7F or 0xFF: the largest byte when read as signed or as unsigned. Two reductions need no temporary.
+        # NaN is 0x7F or 0xFF: the largest byte when read as signed or as unsigned. Two reductions
+        # need no temporary.
         if source.numel() and (
             source.view(torch.int8).amax() == 0x7F or source.view(torch.uint8).amax() == 0xFF
         ):
-            row = next(i for i, values in enumerate(source) if values.to(torch.float32).isnan().any())
+            row = next(
+                i for i, values in enumerate(source) if values.to(torch.float32).isnan().any()
+            )
             raise CheckpointError(
                 "an FP8 weight holds NaN",
                 file=meta.file,
@@ -116,8 +122,8 @@ class Fp8WeightParameter(ModelParameter):
 class WeightScaleParameter(ModelParameter):
     """Scales `[N]`, float32, by which each output row of a weight is multiplied.
 
-    A source holds one element, of any rank, for all rows of its shard (per tensor), or one for each row, as `[N]` or `[N, 1]`
-    (per channel). All dtypes of FLOAT_DTYPES convert to float32 exactly.
+    A source holds one element, of any rank, for all rows of its shard (per tensor), or one for each
+    row, as `[N]` or `[N, 1]` (per channel). All dtypes of FLOAT_DTYPES convert to float32 exactly.
     """
 
     def check(self, meta: TensorMeta, shard_id: ShardId) -> None:

@@ -22,19 +22,20 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, inv_freq: Tensor) -> None:
         super().__init__()
         self.register_buffer("inv_freq", torch.cat([inv_freq, inv_freq]), persistent=False)
-        self.half = inv_freq.numel()
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the angles for positions `[T]`, float32 `[T, 1, head_dim]`; the sine carries the rotation's signs."""
+        """Cosine and sine of the angles for positions `[T]`, float32 `[T, 1, head_dim]`; the sine
+        carries the rotation's signs.
+        """
         angles = positions.to(torch.float32).view(-1, 1, 1) * self.inv_freq
         sin = angles.sin()
-        sin[..., : self.half].neg_()
+        sin[..., : sin.shape[-1] // 2].neg_()
         return angles.cos(), sin
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates `x` of shape `[T, heads, head_dim]` by what :class:`RotaryEmbedding` returned; computed in float32, returned in the
-    dtype of `x`.
+    """Rotates `x` of shape `[T, heads, head_dim]` by what :class:`RotaryEmbedding` returned;
+    computed in float32, returned in the dtype of `x`.
     """
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
@@ -45,10 +46,12 @@ def get_rope(head_dim: int, parameters: Mapping[str, Any]) -> RotaryEmbedding:
 
     Args:
         head_dim: Size of a head, even.
-        parameters: `rope_parameters` of a transformers configuration: `rope_type`, `rope_theta` and what that type needs.
+        parameters: `rope_parameters` of a transformers configuration: `rope_type`, `rope_theta` and
+            what that type needs.
 
     Raises:
-        UnsupportedConfigError: An unknown type, a missing key, or rotation of a part of the head only.
+        UnsupportedConfigError: An unknown type, a missing key, or rotation of a part of the head
+            only.
     """
     kind = parameters.get("rope_type") or "default"
     scaling = _ROPE_TYPES.get(kind)
@@ -58,7 +61,8 @@ def get_rope(head_dim: int, parameters: Mapping[str, Any]) -> RotaryEmbedding:
         )
     if (parameters.get("partial_rotary_factor") or 1.0) != 1.0:
         raise UnsupportedConfigError(
-            f"partial_rotary_factor {parameters['partial_rotary_factor']} is not supported; expected 1"
+            f"partial_rotary_factor {parameters['partial_rotary_factor']} is not supported; "
+            "expected 1"
         )
     if head_dim % 2:
         raise UnsupportedConfigError(f"rotary embedding needs an even head_dim, found {head_dim}")
@@ -66,7 +70,9 @@ def get_rope(head_dim: int, parameters: Mapping[str, Any]) -> RotaryEmbedding:
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
         return RotaryEmbedding(scaling(1.0 / parameters["rope_theta"] ** exponents, parameters))
     except KeyError as error:
-        raise UnsupportedConfigError(f"rope_parameters lack the key {error} that rope_type {kind!r} needs") from error
+        raise UnsupportedConfigError(
+            f"rope_parameters lack the key {error} that rope_type {kind!r} needs"
+        ) from error
 
 
 def _default(inv_freq: Tensor, parameters: Mapping[str, Any]) -> Tensor:
@@ -74,7 +80,9 @@ def _default(inv_freq: Tensor, parameters: Mapping[str, Any]) -> Tensor:
 
 
 def _llama3(inv_freq: Tensor, parameters: Mapping[str, Any]) -> Tensor:
-    """Long wavelengths are stretched by `factor`, short ones kept, with a linear blend between the two bounds."""
+    """Long wavelengths are stretched by `factor`, short ones kept, with a linear blend between the
+    two bounds.
+    """
     factor = parameters["factor"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     original_context = parameters["original_max_position_embeddings"]

@@ -1,10 +1,10 @@
 """The token table: embedding lookup and output projection."""
 
-import sgl_kernel
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import sgl_kernel
 from srt.layers.linear import Linear
 from srt.layers.parameter import ModelParameter
 from srt.layers.quantization.base_config import QuantizationConfig
@@ -17,7 +17,8 @@ class VocabEmbedding(nn.Module):
         vocab_size: Number of tokens.
         hidden_size: Size of an embedding.
         dtype: Dtype of the looked-up rows.
-        packed: Hold the table in the kernels' packed layout, so that a tied output projection multiplies by the same memory.
+        packed: Hold the table in the kernels' packed layout, so that a tied output projection
+            multiplies by the same memory.
     """
 
     def __init__(

@@ -37,7 +37,8 @@ class Req:
         cached_len: Prompt tokens computed so far.
         finish_reason: None while it runs.
         matched_stop: The token or text that ended it, or None.
-        started_at: When its prefill began, by the performance counter, in seconds; likewise the next two.
+        started_at: When its prefill began, by the performance counter, in seconds; likewise the
+            next two.
     """
 
     index: int
@@ -69,7 +70,9 @@ class Req:
         return self.cached_len == len(self.prompt_ids)
 
     def append(self, token_id: int, eos_token_ids: frozenset[int]) -> str:
-        """Takes the next token and decides whether the request ends; returns the text that the token releases."""
+        """Takes the next token and decides whether the request ends; returns the text that the
+        token releases.
+        """
         now = time.perf_counter()
         if not self.output_ids:
             self.first_token_at = now

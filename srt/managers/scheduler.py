@@ -1,4 +1,6 @@
-"""Decides what the next forward pass computes: prompts first, in chunks, then one token of every running request."""
+"""Decides what the next forward pass computes: prompts first, in chunks, then one token of every
+running request.
+"""
 
 import time
 from collections import deque
@@ -52,9 +54,9 @@ class Scheduler:
         for req in reqs:
             if req.num_slots > self._runner.allocator.size:
                 raise RequestError(
-                    f"request {req.index} does not fit into the KV cache: {len(req.prompt_ids)} prompt tokens and "
-                    f"{req.max_new_tokens} new ones need {req.num_slots} slots, the cache has "
-                    f"{self._runner.allocator.size}"
+                    f"request {req.index} does not fit into the KV cache: "
+                    f"{len(req.prompt_ids)} prompt tokens and {req.max_new_tokens} new ones need "
+                    f"{req.num_slots} slots, the cache has {self._runner.allocator.size}"
                 )
         self._waiting.extend(reqs)
 
@@ -83,8 +85,9 @@ class Scheduler:
         if not self._running:
             free = self._runner.allocator.available_size
             raise RequestError(
-                f"request {self._waiting[0].index} needs {self._waiting[0].num_slots} KV cache slots; {free} are free and "
-                "the rest belongs to generations that have not been read to their ends"
+                f"request {self._waiting[0].index} needs {self._waiting[0].num_slots} KV cache "
+                f"slots; {free} are free and the rest belongs to generations that have not been "
+                "read to their ends"
             )
 
     def _extend(self, prefilling: list[Req]) -> list[TokenEvent]:
@@ -101,7 +104,9 @@ class Scheduler:
         for req, part in zip(reqs, inputs, strict=True):
             req.cached_len += len(part.token_ids)
         done = [row for row, req in enumerate(reqs) if req.is_prefilled]
-        return self._sample(logits[torch.tensor(done, dtype=torch.int64)], [reqs[row] for row in done])
+        return self._sample(
+            logits[torch.tensor(done, dtype=torch.int64)], [reqs[row] for row in done]
+        )
 
     def _decode(self) -> list[TokenEvent]:
         inputs = [

@@ -12,7 +12,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 
 
 def load_tokenizer(directory: Path) -> Any | None:
-    """The tokenizer in a checkpoint directory, or None if it has none (then only token ids can be given).
+    """The tokenizer in a checkpoint directory, or None if it has none (then only token ids can be
+    given).
 
     Raises:
         CheckpointError: It has one that cannot be read.
@@ -30,13 +31,14 @@ def load_tokenizer(directory: Path) -> Any | None:
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a plain prompt, with the special tokens that the tokenizer puts around a text."""
+    """Token ids of a plain prompt, with the special tokens that the tokenizer adds."""
     ids: list[int] = tokenizer.encode(text)
     return ids
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Token ids of a conversation whose next message is the model's, by the tokenizer's chat template.
+    """Token ids of a conversation whose next message is the model's, by the tokenizer's chat
+    template.
 
     Raises:
         RequestError: There is no template, or it refuses the messages.

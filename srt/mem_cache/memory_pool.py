@@ -1,7 +1,8 @@
 """Memory for the keys and values of running requests.
 
-Tokens live in numbered slots. A request owns a contiguous range of them for its whole life; what reads and writes the cache
-only sees slot numbers (`out_cache_loc`, `cache_starts`), so the policy that hands them out can change without the kernels.
+Tokens live in numbered slots. A request owns a contiguous range of them for its whole life; what
+reads and writes the cache only sees slot numbers (`out_cache_loc`, `cache_starts`), so the policy
+that hands them out can change without the kernels.
 """
 
 import torch
@@ -24,7 +25,8 @@ class MHATokenToKVPool:
         dtype: Dtype of keys and values.
 
     Attributes:
-        k_buffer: A tensor `[size + 1, num_kv_heads, head_dim]` for each layer; slot 0 is PADDING_SLOT.
+        k_buffer: A tensor `[size + 1, num_kv_heads, head_dim]` for each layer; slot 0 is
+            PADDING_SLOT.
         v_buffer: The same for values.
     """
 
@@ -49,11 +51,15 @@ class MHATokenToKVPool:
 
 
 class ContiguousSlotAllocator:
-    """Hands out contiguous ranges of the slots 1 to `size`, lowest first, so that used memory stays dense."""
+    """Hands out contiguous ranges of the slots 1 to `size`, lowest first, so that used memory stays
+    dense.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._free: list[tuple[int, int]] = [(1, size + 1)] if size > 0 else []  # sorted, [start, stop)
+        self._free: list[tuple[int, int]] = (
+            [(1, size + 1)] if size > 0 else []
+        )  # sorted, [start, stop)
 
     @property
     def available_size(self) -> int:

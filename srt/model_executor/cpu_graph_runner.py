@@ -1,13 +1,16 @@
 """Compiled decode: the model through `torch.compile`, once for each captured batch size.
 
-Every shape in a captured batch is fixed, so nothing is compiled after `capture`: a smaller batch is padded up with rows that
-have no tokens, and attention, whose work depends on the lengths of the requests, is an opaque operator. Tracing needs the fake
-kernel (result's shape and dtype) of every operator, which `capture` checks first.
+Every shape in a captured batch is fixed, so nothing is compiled after `capture`: a smaller batch is
+padded up with rows that have no tokens, and attention, whose work depends on the lengths of the
+requests, is an opaque operator. Tracing needs the fake kernel (result's shape and dtype) of every
+operator, which `capture` checks first.
 """
 
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +28,9 @@ def default_batch_sizes(max_running_requests: int) -> tuple[int, ...]:
 
 
 def operators_without_fake(namespace: str) -> list[str]:
-    """Names of the operators in `torch.ops.<namespace>` that cannot be traced because they have no fake kernel."""
+    """Names of the operators in `torch.ops.<namespace>` that cannot be traced because they have no
+    fake kernel.
+    """
     missing = []
     for name in torch._C._dispatch_get_all_op_names():
         if not name.startswith(f"{namespace}::"):
@@ -54,7 +59,8 @@ class CPUGraphRunner:
     ) -> None:
         self.batch_sizes = sorted(set(batch_sizes))
         self._kv_pool = kv_pool
-        # Fused code rounds to 16 bits where separate operators would, so that it gives the same logits.
+        # Fused code rounds to 16 bits where separate operators would, so that it gives the same
+        # logits.
         self._compiled = torch.compile(
             model, dynamic=False, fullgraph=True, options={"emulate_precision_casts": True}
         )
@@ -77,11 +83,12 @@ class CPUGraphRunner:
             leave=False,
             disable=not (progress and sys.stderr.isatty()),
         )
-        # One entry of the compiler's cache is one batch size; the usual limit is lower than what may be asked for.
+        # One entry of the compiler's cache is one batch size; the usual limit is lower than what
+        # may be asked for.
         limit = max(len(self.batch_sizes), torch._dynamo.config.recompile_limit)
         with torch._dynamo.config.patch(recompile_limit=limit):
             for size in bar:
-                self._run(_pad(None, size, self._kv_pool))
+                self._run(_padding(size, self._kv_pool))
 
     def can_run(self, batch: ForwardBatch) -> bool:
         """Whether the batch fits into a captured size."""
@@ -93,7 +100,7 @@ class CPUGraphRunner:
         count = batch.input_ids.numel()
         size = self.batch_sizes[bisect_left(self.batch_sizes, count)]
         if size != count:
-            batch = _pad(batch, size, self._kv_pool)
+            batch = _pad(batch, size)
         return self._run(batch)[:count]
 
     def _run(self, batch: ForwardBatch) -> Tensor:
@@ -101,26 +108,35 @@ class CPUGraphRunner:
             logits: Tensor = self._compiled(batch)
         except torch._dynamo.exc.BackendCompilerFailed as error:
             if isinstance(error.inner_exception, torch._inductor.exc.InvalidCxxCompiler):
-                raise SrtError("graph mode needs a C++ compiler (such as g++); found none") from error
+                raise SrtError(
+                    "graph mode needs a C++ compiler (such as g++); found none"
+                ) from error
             raise
         return logits
 
 
-def _pad(batch: ForwardBatch | None, size: int, kv_pool: MHATokenToKVPool) -> ForwardBatch:
-    """`batch` followed by rows without tokens up to `size` rows."""
-    count = 0 if batch is None else batch.input_ids.numel()
-
-    def padded(values: Tensor | None, fill: int) -> Tensor:
-        padding = torch.full((size - count,), fill)
-        return padding if values is None else torch.cat([values, padding])
-
+def _padding(size: int, kv_pool: MHATokenToKVPool) -> ForwardBatch:
+    """A decode batch of `size` rows without tokens."""
+    zeros = torch.zeros(size, dtype=torch.int64)
+    slots = torch.full_like(zeros, PADDING_SLOT)
     return ForwardBatch(
         forward_mode=ForwardMode.DECODE,
-        input_ids=padded(batch and batch.input_ids, 0),
-        positions=padded(batch and batch.positions, 0),
-        out_cache_loc=padded(batch and batch.out_cache_loc, PADDING_SLOT),
-        cache_starts=padded(batch and batch.cache_starts, PADDING_SLOT),
-        seq_lens=padded(batch and batch.seq_lens, 0),
-        extend_lens=padded(batch and batch.extend_lens, 1),
+        input_ids=zeros,
+        positions=zeros,
+        out_cache_loc=slots,
+        cache_starts=slots,
+        seq_lens=zeros,
+        extend_lens=torch.ones_like(zeros),
         kv_pool=kv_pool,
     )
+
+
+def _pad(batch: ForwardBatch, size: int) -> ForwardBatch:
+    """`batch` followed by rows without tokens, up to `size` rows."""
+    padding = _padding(size - batch.input_ids.numel(), batch.kv_pool)
+    padded: dict[str, Any] = {
+        field.name: torch.cat([getattr(batch, field.name), getattr(padding, field.name)])
+        for field in fields(ForwardBatch)
+        if isinstance(getattr(batch, field.name), Tensor)
+    }
+    return replace(batch, **padded)

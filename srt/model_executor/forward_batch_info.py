@@ -1,4 +1,4 @@
-"""What one forward pass computes: which tokens, of which requests, at which places of the KV cache."""
+"""What one forward pass computes: which tokens of which requests, at which cache slots."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -43,5 +43,7 @@ class ForwardBatch:
     kv_pool: MHATokenToKVPool
 
     def last_token_indices(self) -> Tensor:
-        """`[B]`, the index within T of each request's last token, whose output predicts the next one."""
+        """`[B]`, the index within T of each request's last token, whose output predicts the next
+        one.
+        """
         return self.extend_lens.cumsum(0) - 1

@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from srt.configs.model_config import ModelConfig
 from srt.errors import RequestError
-from srt.mem_cache.host_memory import available_memory
 from srt.mem_cache.memory_pool import ContiguousSlotAllocator, MHATokenToKVPool
 from srt.model_executor.cpu_graph_runner import CPUGraphRunner
 from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from srt.model_loader.loader import load_model
+from srt.utils.host_memory import read_host_memory
 
-# Share of the memory that is free after loading which the KV cache may take when its size is not given.
+# Share of the memory that is free after loading which the KV cache may take when its size is not
+# given.
 _KV_MEMORY_SHARE = 0.5
 
 
@@ -48,8 +49,8 @@ class ModelRunner:
     Args:
         config: The model's configuration.
         max_running_requests: Most requests in one decode pass.
-        max_total_tokens: Size of the KV cache; None lets it hold `max_running_requests` of full length if half of the free
-            memory allows that, and as many tokens as fit there if not.
+        max_total_tokens: Size of the KV cache; None lets it hold `max_running_requests` of full
+            length if half of the free memory allows that, and as many tokens as fit there if not.
         graph_batch_sizes: Decode batch sizes to compile; empty for none.
         progress: Show progress bars.
 
@@ -113,7 +114,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, inputs: Sequence[DecodeInput]) -> Tensor:
-        """Computes one token of each request; returns logits `[B, vocab_size]`, float32, of the next."""
+        """Computes one token of each request; returns logits `[B, vocab_size]`, float32, of the
+        next.
+        """
         positions = torch.tensor([r.position for r in inputs])
         cache_starts = torch.tensor([r.cache_start for r in inputs])
         batch = ForwardBatch(
@@ -134,7 +137,7 @@ class ModelRunner:
 def _default_cache_size(config: ModelConfig, max_running_requests: int) -> int:
     """Tokens of the KV cache."""
     wanted = config.context_length * max_running_requests
-    free = available_memory()
+    free = read_host_memory().available
     if free is None:
         return wanted
     token = MHATokenToKVPool.bytes_per_token(
@@ -142,5 +145,7 @@ def _default_cache_size(config: ModelConfig, max_running_requests: int) -> int:
     )
     fitting = int(free * _KV_MEMORY_SHARE) // token
     if fitting < 1:
-        raise RequestError(f"no memory for a KV cache: {free} bytes are free, a token takes {token}")
+        raise RequestError(
+            f"no memory for a KV cache: {free} bytes are free, a token takes {token}"
+        )
     return min(wanted, fitting)

@@ -1,7 +1,8 @@
-"""From checkpoint to model: match all tensors by their headers, then load and pack module by module.
+"""From checkpoint to model: match all tensors by their headers, then load and pack module by
+module.
 
-Nothing is read before every tensor has its place and every place its tensor. Source pages are released on the way, so that
-peak memory stays near the size of the checkpoint.
+Nothing is read before every tensor has its place and every place its tensor. Source pages are
+released on the way, so that peak memory stays near the size of the checkpoint.
 """
 
 import logging
@@ -77,7 +78,9 @@ def load_model(config: ModelConfig, *, progress: bool = True) -> nn.Module:
 def _match(
     model: nn.Module, checkpoint: Checkpoint, quant: QuantizationConfig | None
 ) -> list[_ModulePlan]:
-    """Plans in the model's order. Raises CheckpointError unless tensors and parameters match one to one."""
+    """Plans in the model's order. Raises CheckpointError unless tensors and parameters match one to
+    one.
+    """
     plans: dict[str, _ModulePlan] = {}
     places: dict[
         str, tuple[str, str, ShardId]
@@ -97,12 +100,12 @@ def _match(
     skipped = 0
     for meta in checkpoint:
         name = canonical_name(meta.name)
-        module_name, parameter_name = split_tensor_name(name)
+        owner, parameter_name = split_tensor_name(name)
         wanted = quant.parameter_name(parameter_name) if quant else parameter_name
         if wanted is None or is_unused(name):
             skipped += 1
             continue
-        place = places.get(f"{module_name}.{wanted}")
+        place = places.get(f"{owner}.{wanted}")
         if place is None:
             raise CheckpointError(
                 "a tensor belongs to no parameter of the model",
@@ -126,10 +129,10 @@ def _match(
     for plan in plans.values():
         for name, parameter in plan.module.named_parameters(recurse=False):
             assert isinstance(parameter, ModelParameter)
-            for shard in _filled_shards(checkpoint, plan.name, name, parameter, filled):
-                meta = filled[(plan.name, name, shard)]
-                parameter.check(meta, shard)
-                plan.sources.append((name, shard, meta))
+            for shard_id in _filled_shards(checkpoint, plan.name, name, parameter, filled):
+                meta = filled[(plan.name, name, shard_id)]
+                parameter.check(meta, shard_id)
+                plan.sources.append((name, shard_id, meta))
     return list(plans.values())
 
 

@@ -1,4 +1,6 @@
-"""The Llama architecture (Touvron et al., 2023; Llama 3, 2024), which SmolLM2 and many others share."""
+"""The Llama architecture (Touvron et al., 2023; Llama 3, 2024), which SmolLM2 and many others
+share.
+"""
 
 from typing import Any
 
@@ -70,7 +72,9 @@ class LlamaAttention(nn.Module):
         )
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], batch: ForwardBatch) -> Tensor:
-        """`[T, hidden_size]` to the same shape; `rope` is cosine and sine for the batch's positions."""
+        """`[T, hidden_size]` to the same shape; `rope` is cosine and sine for the batch's
+        positions.
+        """
         q_heads, k_heads, v_heads = self.heads
         qkv = self.qkv_proj(x).view(-1, q_heads + k_heads + v_heads, self.head_dim)
         # Queries and keys lie side by side and are rotated in one go.
@@ -141,7 +145,9 @@ class LlamaForCausalLM(nn.Module):
         )
 
     def is_unused_tensor(self, name: str) -> bool:
-        """Whether a checkpoint may hold the tensor of this canonical name although the model has no use for it."""
+        """Whether a checkpoint may hold the tensor of this canonical name although the model has no
+        use for it.
+        """
         # Old checkpoints store the rotation's frequencies, which follow from the configuration.
         return name.endswith(".rotary_emb.inv_freq") or (self.tied and name.startswith("lm_head."))
 

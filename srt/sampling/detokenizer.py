@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-# Prompt tokens decoded along with the output, so that a tokenizer that treats the start of a text specially sees none.
+# Prompt tokens decoded along with the output, so that a tokenizer that treats the start of a text
+# specially sees none.
 _CONTEXT_TOKENS = 5
 _REPLACEMENT = "\ufffd"
 
@@ -11,8 +12,10 @@ _REPLACEMENT = "\ufffd"
 class IncrementalDetokenizer:
     """The text of one request, piece by piece.
 
-    A piece never ends in the middle of a UTF-8 character, and never holds the beginning of a stop text that may yet be
-    completed: such ends wait for the next token. A character that is still incomplete when the generation ends is dropped.
+    A piece never ends in the middle of a UTF-8 character, and never holds the beginning of a stop
+    text that may yet be
+    completed: such ends wait for the next token. A character that is still incomplete when the
+        generation ends is dropped.
 
     Args:
         tokenizer: A transformers tokenizer.
@@ -41,7 +44,8 @@ class IncrementalDetokenizer:
         if decoded.endswith(_REPLACEMENT):
             return ""
         self._held += decoded[len(self._known) :]
-        # The window restarts at the last tokens, so that the cost of a token does not grow with the text.
+        # The window restarts at the last tokens, so that the cost of a token does not grow with the
+        # text.
         self._ids = self._ids[self._read :]
         self._read = len(self._ids)
         self._known = self._decode(self._ids)
@@ -57,7 +61,9 @@ class IncrementalDetokenizer:
         return ""
 
     def _cut(self) -> int:
-        """How much of the held text may go out. Shortens it to what precedes a stop text that is complete."""
+        """How much of the held text may go out. Shortens it to what precedes a stop text that is
+        complete.
+        """
         found = [(self._held.find(stop), stop) for stop in self._stop if stop in self._held]
         if found:
             position, self.matched_stop = min(found)

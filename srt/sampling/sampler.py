@@ -9,7 +9,9 @@ from srt.sampling.sampling_params import SamplingParams
 
 
 def make_generator(params: SamplingParams) -> torch.Generator:
-    """The source of one request's random numbers, so that its output does not depend on what else runs."""
+    """The source of one request's random numbers, so that its output does not depend on what else
+    runs.
+    """
     generator = torch.Generator()
     if params.seed is None:
         generator.seed()
@@ -36,14 +38,16 @@ def sample(
 
 
 def next_token_probs(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """The distribution that a token is drawn from: temperature, then top-k, then top-p over what top-k left.
+    """The distribution that a token is drawn from: temperature, then top-k, then top-p over what
+    top-k left.
 
     Args:
         logits: `[vocab_size]` float32.
         params: Not greedy.
 
     Returns:
-        Probabilities in falling order, float32, and the token id of each; both `[n]` with n the number of candidates.
+        Probabilities in falling order, float32, and the token id of each; both `[n]` with n the
+        number of candidates.
     """
     vocab_size = logits.numel()
     count = vocab_size if params.top_k == -1 else min(params.top_k, vocab_size)

@@ -12,11 +12,15 @@ class SamplingParams:
 
     Attributes:
         max_new_tokens: Most tokens to generate, at least 1.
-        temperature: Divisor of the logits; 0 takes the most likely token (greedy) and ignores the next two.
+        temperature: Divisor of the logits; 0 takes the most likely token (greedy) and ignores the
+            next two.
         top_k: Sample among the k most likely tokens; -1 for all.
-        top_p: Sample among the fewest most likely tokens whose probabilities reach this sum, in (0, 1].
-        stop: Texts that end the generation; the output ends before them. A single text may be given as it is.
-        stop_token_ids: Tokens that end the generation besides the model's own; not part of the text.
+        top_p: Sample among the fewest most likely tokens whose probabilities reach this sum, in (0,
+            1].
+        stop: Texts that end the generation; the output ends before them. A single text may be given
+            as it is.
+        stop_token_ids: Tokens that end the generation besides the model's own; not part of the
+            text.
         ignore_eos: Generate on past the model's end-of-sequence tokens.
         seed: Seed of this request's random numbers; None takes fresh ones.
 
@@ -37,7 +41,12 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        _check("max_new_tokens", self.max_new_tokens, _is_int(self.max_new_tokens, 1), "an integer >= 1")
+        _check(
+            "max_new_tokens",
+            self.max_new_tokens,
+            _is_int(self.max_new_tokens, 1),
+            "an integer >= 1",
+        )
         _check(
             "temperature",
             self.temperature,
@@ -50,11 +59,17 @@ class SamplingParams:
             self.top_k == -1 or _is_int(self.top_k, 1),
             "an integer >= 1, or -1 for all tokens",
         )
-        _check("top_p", self.top_p, _is_real(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]")
-        _check("stop", stop, all(isinstance(s, str) and s for s in stop), "texts that are not empty")
+        _check(
+            "top_p", self.top_p, _is_real(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]"
+        )
+        _check(
+            "stop", stop, all(isinstance(s, str) and s for s in stop), "texts that are not empty"
+        )
         ids = self.stop_token_ids
         _check("stop_token_ids", ids, all(_is_int(i, 0) for i in ids), "token ids >= 0")
-        _check("seed", self.seed, self.seed is None or _is_int(self.seed, 0), "an integer >= 0 or None")
+        _check(
+            "seed", self.seed, self.seed is None or _is_int(self.seed, 0), "an integer >= 0 or None"
+        )
 
     @property
     def is_greedy(self) -> bool:

@@ -1,7 +1,8 @@
 """Registration lines of test files.
 
-A test file says once, at module level, which suite it belongs to and how long it takes. The suite runner reads that line
-from the file's syntax tree, without importing the file, so the functions here do nothing when they are called.
+A test file says once, at module level, which suite it belongs to and how long it takes. The suite
+runner reads that line from the file's syntax tree, without importing the file, so the functions
+here do nothing when they are called.
 """
 
 from typing import Literal
@@ -19,4 +20,6 @@ def register_cpu_ci(est_time: float, suite: Suite) -> None:
 
 
 def register_gpu_ci(est_time: float, suite: Suite) -> None:
-    """Registers the calling test file for machines with a GPU; arguments as for :func:`register_cpu_ci`."""
+    """Registers the calling test file for machines with a GPU; arguments as for
+    :func:`register_cpu_ci`.
+    """

@@ -1,4 +1,6 @@
-"""Tiny random Llama checkpoints, and transformers' own model over the same weights as the reference."""
+"""Tiny random Llama checkpoints, and transformers' own model over the same weights as the
+reference.
+"""
 
 import json
 from collections.abc import Iterable
@@ -37,7 +39,9 @@ TINY_CONFIG: dict[str, Any] = {
 def make_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
     """Random bf16 weights under the names and with the shapes of transformers' Llama."""
     with torch.device("meta"):
-        shapes = {k: v.shape for k, v in LlamaForCausalLM(LlamaConfig(**config)).state_dict().items()}
+        shapes = {
+            k: v.shape for k, v in LlamaForCausalLM(LlamaConfig(**config)).state_dict().items()
+        }
     if config["tie_word_embeddings"]:
         shapes.pop("lm_head.weight", None)
     generator = torch.Generator().manual_seed(seed)
@@ -59,7 +63,9 @@ def quantize(
     per_channel: bool = False,
     skip: Iterable[str] = ("lm_head",),
 ) -> dict[str, Tensor]:
-    """The linear layers of `tensors` in FP8; `scale_shape` is that of a per-tensor scale, or `(-1,)` or `(-1, 1)` per channel."""
+    """The linear layers of `tensors` in FP8; `scale_shape` is that of a per-tensor scale, or
+    `(-1,)` or `(-1, 1)` per channel.
+    """
     result = {}
     for name, value in tensors.items():
         module = name.removesuffix(".weight")
@@ -75,7 +81,7 @@ def quantize(
 
 
 def dequantize(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """All weights in float32, FP8 ones multiplied by their scales; scales themselves are dropped."""
+    """All weights in float32, FP8 ones multiplied by their scales; without the scales."""
     result = {}
     for name, value in tensors.items():
         if "_scale" in name:
@@ -83,7 +89,11 @@ def dequantize(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         result[name] = value.float()
         if value.dtype == torch.float8_e4m3fn:
             module = name.removesuffix(".weight")
-            scale = next(tensors[f"{module}.{s}"] for s in ("weight_scale", "weight_scale_inv") if f"{module}.{s}" in tensors)
+            scale = next(
+                tensors[f"{module}.{s}"]
+                for s in ("weight_scale", "weight_scale_inv")
+                if f"{module}.{s}" in tensors
+            )
             result[name] = result[name] * scale.float().reshape(-1, 1)
     return result
 
@@ -109,7 +119,9 @@ def write_checkpoint(
 
 
 def reference_model(directory: Path) -> LlamaForCausalLM:
-    """transformers' model in float32 over the dequantised weights of a checkpoint with one or several files."""
+    """transformers' model in float32 over the dequantised weights of a checkpoint with one or
+    several files.
+    """
     config = json.loads((directory / "config.json").read_text())
     config.pop("quantization_config", None)
     config.pop("torch_dtype", None)

@@ -27,7 +27,8 @@ def get_quantization_config(hf_config: Mapping[str, Any]) -> QuantizationConfig 
         hf_config: Content of config.json.
 
     Raises:
-        UnsupportedConfigError: The format is not in the registry, or asks for a variant that is not supported.
+        UnsupportedConfigError: The format is not in the registry, or asks for a variant that is not
+            supported.
     """
     quantization = hf_config.get("quantization_config") or hf_config.get("compression_config")
     if not quantization:

@@ -1,7 +1,7 @@
 """What a quantization format must provide.
 
-A `QuantizationConfig` is one checkpoint's description of its format; it hands each linear layer the `LinearMethodBase` that
-declares, prepares and multiplies that layer's weight.
+A `QuantizationConfig` is one checkpoint's description of its format; it hands each linear layer the
+`LinearMethodBase` that declares, prepares and multiplies that layer's weight.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,9 @@ class QuantizeMethodBase(ABC):
 
     @abstractmethod
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Turns the loaded parameters of `layer` into the form that `apply` reads, and drops the originals."""
+        """Turns the loaded parameters of `layer` into the form that `apply` reads, and drops the
+        originals.
+        """
 
 
 class LinearMethodBase(QuantizeMethodBase):
@@ -39,7 +41,8 @@ class LinearMethodBase(QuantizeMethodBase):
             layer: The layer that will own them.
             input_size: K.
             output_size: N.
-            shard_sizes: Output rows of each merged shard by its id, in order; they add up to N. Empty if nothing is merged.
+            shard_sizes: Output rows of each merged shard by its id, in order; they add up to N.
+                Empty if nothing is merged.
         """
 
     @abstractmethod
@@ -82,7 +85,8 @@ class QuantizationConfig(ABC):
 
     @abstractmethod
     def adapt_to(self, metas: Iterable[TensorMeta]) -> "QuantizationConfig":
-        """This config completed with what only the checkpoint's tensors tell, after checking that they are consistent with it.
+        """This config completed with what only the checkpoint's tensors tell, after checking that
+        they are consistent with it.
 
         Reads headers only.
 

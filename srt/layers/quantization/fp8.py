@@ -1,8 +1,10 @@
-"""FP8 (float8_e4m3fn) weights with per-tensor or per-channel scales, as `quant_method: fp8` checkpoints hold them.
+"""FP8 (float8_e4m3fn) weights with per-tensor or per-channel scales, as `quant_method: fp8`
+checkpoints hold them.
 
-Two spellings are in use: Mistral's in Hugging Face form (`weight_scale_inv`, `modules_to_not_convert`) and AutoFP8's
-(`weight_scale`, `ignored_layers`). The scale multiplies the stored weight in both. Activations stay in 16 bits, so the
-activation scales of a static checkpoint are not needed.
+Two spellings are in use: Mistral's in Hugging Face form (`weight_scale_inv`,
+`modules_to_not_convert`) and AutoFP8's (`weight_scale`, `ignored_layers`). The scale multiplies the
+stored weight in both. Activations stay in 16 bits, so the activation scales of a static checkpoint
+are not needed.
 """
 
 import logging
@@ -10,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import sgl_kernel
 import torch
 from torch import Tensor, nn
 
+import sgl_kernel
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.parameter import Fp8WeightParameter, WeightScaleParameter
 from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
@@ -29,7 +31,14 @@ logger = logging.getLogger(__name__)
 
 WEIGHT_SCALE_NAMES = ("weight_scale", "weight_scale_inv")
 # For 8-bit activations and KV caches, neither of which W8A16 has.
-UNUSED_SCALE_NAMES = ("activation_scale", "input_scale", "output_scale", "k_scale", "v_scale", "kv_scale")
+UNUSED_SCALE_NAMES = (
+    "activation_scale",
+    "input_scale",
+    "output_scale",
+    "k_scale",
+    "v_scale",
+    "kv_scale",
+)
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,11 @@ class Fp8Config(QuantizationConfig):
     """`quant_method: fp8`.
 
     Attributes:
-        ignored_layers: Modules that stay unquantized, in canonical names. An entry stands for the module of that name, for
-            all below it, and for every module whose name contains it as whole components (`lm_head`, `mlp.gate`).
-        plain_layers: Exact canonical names of modules that the checkpoint turned out to hold unquantized.
+        ignored_layers: Modules that stay unquantized, in canonical names. An entry stands for the
+            module of that name, for all below it, and for every module whose name contains it as
+            whole components (`lm_head`, `mlp.gate`).
+        plain_layers: Exact canonical names of modules that the checkpoint turned out to hold
+            unquantized.
     """
 
     ignored_layers: tuple[str, ...] = ()
@@ -53,10 +64,13 @@ class Fp8Config(QuantizationConfig):
     def from_config(cls, config: Mapping[str, Any]) -> "Fp8Config":
         fmt = config.get("fmt") or "e4m3"
         if fmt != "e4m3":
-            raise UnsupportedConfigError(f"FP8 weights of format {fmt!r} are not supported; expected 'e4m3'")
+            raise UnsupportedConfigError(
+                f"FP8 weights of format {fmt!r} are not supported; expected 'e4m3'"
+            )
         if config.get("weight_block_size") is not None:
             raise UnsupportedConfigError(
-                f"block-scaled FP8 (weight_block_size {config['weight_block_size']}) is not supported; "
+                f"block-scaled FP8 (weight_block_size {config['weight_block_size']}) is not "
+                "supported; "
                 "expected per-tensor or per-channel scales"
             )
         scheme = config.get("activation_scheme") or "dynamic"
@@ -68,7 +82,9 @@ class Fp8Config(QuantizationConfig):
         for key in ("modules_to_not_convert", "ignored_layers"):
             names = config.get(key) or []
             if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
-                raise UnsupportedConfigError(f"{key} in quantization_config: expected a list of names, found {names!r}")
+                raise UnsupportedConfigError(
+                    f"{key} in quantization_config: expected a list of names, found {names!r}"
+                )
             ignored += [canonical_name(name.removesuffix(".weight")) for name in names]
         return cls(ignored_layers=tuple(ignored))
 
@@ -76,7 +92,9 @@ class Fp8Config(QuantizationConfig):
         """Whether `module` (any spelling of its full name) stays unquantized."""
         name = canonical_name(module)
         dotted = f".{name}."
-        return name in self.plain_layers or any(f".{entry}." in dotted for entry in self.ignored_layers)
+        return name in self.plain_layers or any(
+            f".{entry}." in dotted for entry in self.ignored_layers
+        )
 
     def adapt_to(self, metas: Iterable[TensorMeta]) -> "Fp8Config":
         modules: dict[str, dict[str, TensorMeta]] = {}
@@ -86,7 +104,9 @@ class Fp8Config(QuantizationConfig):
             modules.setdefault(module, {})[parameter] = meta
             unused += parameter in UNUSED_SCALE_NAMES
         if unused:
-            logger.info("%d activation and KV cache scales are not needed with 16-bit activations", unused)
+            logger.info(
+                "%d activation and KV cache scales are not needed with 16-bit activations", unused
+            )
         plain: set[str] = set()
         for module, tensors in modules.items():
             weight = tensors.get("weight")
@@ -124,7 +144,9 @@ class Fp8Config(QuantizationConfig):
             return UnquantizedLinearMethod()
         raise UnsupportedConfigError(
             "layers that are merged must be all FP8 or all unquantized; found "
-            + ", ".join(f"{name} {'unquantized' if value else 'FP8'}" for name, value in ignored.items())
+            + ", ".join(
+                f"{name} {'unquantized' if value else 'FP8'}" for name, value in ignored.items()
+            )
         )
 
     def parameter_name(self, name: str) -> str | None:
@@ -136,8 +158,11 @@ class Fp8Config(QuantizationConfig):
 class Fp8LinearMethod(LinearMethodBase):
     """FP8 weight `[N, K]`, 16-bit activations (W8A16), scale per tensor or per channel.
 
-    Every shard of a merged layer keeps its own scale: where they differ, the per-channel kernel runs over scales `[N]`.
+    Every shard of a merged layer keeps its own scale: where they differ, the per-channel kernel
+    runs over scales `[N]`.
     """
+
+    _scaled_mm: torch._ops.OpOverload
 
     def create_weights(
         self,
@@ -148,15 +173,21 @@ class Fp8LinearMethod(LinearMethodBase):
     ) -> None:
         weight = torch.empty(output_size, input_size, dtype=torch.float8_e4m3fn)
         scale = torch.empty(output_size, dtype=torch.float32)
-        layer.register_parameter("weight", Fp8WeightParameter(weight, shard_sizes, (torch.float8_e4m3fn,)))
+        layer.register_parameter(
+            "weight", Fp8WeightParameter(weight, shard_sizes, (torch.float8_e4m3fn,))
+        )
         layer.register_parameter("weight_scale", WeightScaleParameter(scale, shard_sizes))
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         packed = sgl_kernel.convert_weight_packed(layer.get_parameter("weight").data)
         layer.weight = nn.Parameter(packed, requires_grad=False)
         scale = layer.get_parameter("weight_scale").data
+        ops = torch.ops.sgl_kernel
         if (scale == scale[0]).all():
             scale = scale[:1].clone()
+            self._scaled_mm = ops.fp8_per_tensor_scaled_mm_cpu.default
+        else:
+            self._scaled_mm = ops.fp8_per_channel_scaled_mm_cpu.default
         layer.weight_scale = nn.Parameter(scale, requires_grad=False)
 
     def apply(
@@ -166,12 +197,6 @@ class Fp8LinearMethod(LinearMethodBase):
         bias: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        ops = torch.ops.sgl_kernel
-        scaled_mm = (
-            ops.fp8_per_tensor_scaled_mm_cpu.default
-            if layer.weight_scale.numel() == 1
-            else ops.fp8_per_channel_scaled_mm_cpu.default
-        )
         rows = flatten_rows(x)
-        out = scaled_mm(rows, layer.weight, layer.weight_scale, bias, out_dtype or x.dtype, True)
+        out = self._scaled_mm(rows, layer.weight, layer.weight_scale, bias, out_dtype or x.dtype, True)
         return restore_rows(out, x)

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-import sgl_kernel
 import torch
 from torch import Tensor, nn
 
+import sgl_kernel
 from srt.layers.parameter import ModelParameter
 from srt.layers.quantization.base_config import LinearMethodBase
 

@@ -1,0 +1,106 @@
+"""`srt chat`: a conversation in the terminal."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from srt.entrypoints.options import (
+    add_engine_options,
+    add_sampling_options,
+    make_engine,
+    make_sampling_params,
+)
+from srt.errors import RequestError
+
+if TYPE_CHECKING:
+    from srt.entrypoints.engine import Engine
+    from srt.sampling.sampling_params import SamplingParams
+
+_HELP = "/reset starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "chat",
+        help="talk to a model",
+        description=f"A conversation, one message a line from stdin. {_HELP}.",
+    )
+    add_engine_options(parser)
+    parser.add_argument("--system", metavar="TEXT", help="system message of every conversation")
+    add_sampling_options(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    params = make_sampling_params(args)
+    with make_engine(args, max_running_requests=1) as engine:
+        if not engine.has_chat_template:
+            raise RequestError(f"{args.model} has no chat template; use: srt generate --raw")
+        interactive = sys.stdin.isatty()
+        if interactive and not args.quiet:
+            print(f"{_HELP}.", file=sys.stderr)
+        beginning = [] if args.system is None else [{"role": "system", "content": args.system}]
+        conversation = list(beginning)
+        while True:
+            text = _read_message(interactive)
+            if text is None or text == "/exit":
+                return 0
+            if text == "/reset":
+                conversation = list(beginning)
+            elif text.startswith("/"):
+                print(f"unknown command {text.split()[0]}; {_HELP}", file=sys.stderr)
+            elif text:
+                conversation.append({"role": "user", "content": text})
+                _answer(engine, conversation, params, interactive)
+
+
+def _read_message(interactive: bool) -> str | None:
+    """The next line, stripped; None at the end of the input. Ctrl-C drops a line that is being
+    typed.
+    """
+    while True:
+        try:
+            if interactive:
+                return input("> ").strip()
+            line = sys.stdin.readline()
+            return line.strip() if line else None
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            print()
+
+
+def _answer(
+    engine: "Engine",
+    conversation: list[dict[str, str]],
+    params: "SamplingParams",
+    interactive: bool,
+) -> None:
+    """Writes the answer as it comes and adds it, or what Ctrl-C left of it, to the conversation."""
+    text = ""
+    try:
+        chunks = engine.generate(messages=conversation, sampling_params=params, stream=True)
+    except RequestError as error:
+        if not interactive:
+            raise
+        # The conversation has outgrown the context: the last message is dropped, the user may
+        # /reset.
+        conversation.pop()
+        print(f"srt: error: {error}", file=sys.stderr)
+        return
+    try:
+        for chunk in chunks:
+            text += chunk.text
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        if not interactive:
+            raise
+        chunks.close()
+    print(flush=True)
+    conversation.append({"role": "assistant", "content": text})

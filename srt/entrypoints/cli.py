@@ -1,0 +1,69 @@
+"""The command `srt`.
+
+Each command is a module of this package with `add_parser(subparsers)`; its `func(args)` returns the
+exit status. What a user can put right (SrtError) ends with one line on stderr and status 2; Ctrl-C
+ends with status 130.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from srt.entrypoints import chat, env, generate, inspect, quantize
+from srt.errors import SrtError
+from srt.version import __version__
+
+STATUS_ERROR = 2
+STATUS_INTERRUPTED = 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="srt", description="Runs FP8 checkpoints as they are, on any CPU."
+    )
+    parser.add_argument("--version", action="version", version=f"srt {__version__}")
+    parser.add_argument(
+        "--debug", action="store_true", help="show the traceback of errors and more of the log"
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (generate, chat, inspect, quantize, env):
+        command.add_parser(subparsers)
+    for subparser in subparsers.choices.values():
+        # Accepted after the command too; suppressed so that its default does not undo the one
+        # before.
+        subparser.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the process's exit status."""
+    args = make_parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO if args.debug else logging.WARNING, format="%(name)s: %(message)s"
+    )
+    try:
+        status: int = args.func(args)
+        sys.stdout.flush()
+        return status
+    except SrtError as error:
+        if args.debug:
+            raise
+        print(f"srt: error: {error}", file=sys.stderr)
+        return STATUS_ERROR
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return STATUS_INTERRUPTED
+    except BrokenPipeError:
+        # The reader has left (`srt ... | head`). Python would complain once more when it flushes
+        # stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

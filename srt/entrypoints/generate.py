@@ -1,0 +1,167 @@
+"""`srt generate`: one prompt or several, answered."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from srt.entrypoints.options import (
+    add_engine_options,
+    add_sampling_options,
+    make_engine,
+    make_sampling_params,
+)
+from srt.errors import RequestError
+
+if TYPE_CHECKING:
+    from srt.entrypoints.engine import Engine
+    from srt.entrypoints.outputs import GenerateOutput
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "generate",
+        help="answer a prompt",
+        description="Answers a prompt. A single answer is written to stdout as it comes; "
+        "statistics go to stderr.",
+    )
+    add_engine_options(parser)
+    group = parser.add_argument_group("prompt")
+    source = group.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="the prompt; repeat it to answer several together",
+    )
+    source.add_argument(
+        "--prompt-file", type=Path, metavar="FILE", help="read the prompt from a file; - is stdin"
+    )
+    form = group.add_mutually_exclusive_group()
+    form.add_argument(
+        "--chat",
+        action="store_true",
+        help="put the prompt into the chat template (default where there is one)",
+    )
+    form.add_argument("--raw", action="store_true", help="continue the prompt as it is")
+    group.add_argument("--system", metavar="TEXT", help="system message before the prompt")
+    add_sampling_options(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object with texts, token ids and statistics",
+    )
+    output.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="write a single answer as it comes, or at once when it is complete",
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    params = make_sampling_params(args)
+    prompts = args.prompt or [_read_prompt(args.prompt_file)]
+    with make_engine(args, max_running_requests=min(len(prompts), 32)) as engine:
+        request = _request(engine, prompts, args)
+        if len(prompts) == 1 and args.stream and not args.json:
+            outputs = [_stream(engine.generate(sampling_params=params, stream=True, **request))]
+        else:
+            outputs = engine.generate(sampling_params=params, **request)
+    facts = _run_facts()
+    if args.json:
+        print(json.dumps({"outputs": [output.to_dict() for output in outputs], **facts}, indent=2))
+        return 0
+    if len(prompts) > 1 or not args.stream:
+        for prompt, output in zip(prompts, outputs, strict=True):
+            print(f"{prompt}\n  -> {output.text}\n" if len(prompts) > 1 else output.text)
+    if not args.quiet:
+        _print_statistics(outputs, facts)
+    return 0
+
+
+def _read_prompt(file: Path) -> str:
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"cannot read the prompt: {error}") from error
+    return text.removesuffix("\n")
+
+
+def _request(engine: "Engine", prompts: list[str], args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of Engine.generate for the prompts, as conversations or as they are."""
+    if args.raw or not (args.chat or engine.has_chat_template):
+        if args.system is not None:
+            raise RequestError(
+                "--system needs a chat template, "
+                + (
+                    "which --raw goes without"
+                    if args.raw
+                    else "which this checkpoint does not have"
+                )
+            )
+        return {"prompt": prompts}
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    return {"messages": [[*system, {"role": "user", "content": prompt}] for prompt in prompts]}
+
+
+def _stream(chunks: Any) -> "GenerateOutput":
+    """Writes an answer to stdout as it comes; returns the result."""
+    output = None
+    for chunk in chunks:
+        sys.stdout.write(chunk.text)
+        sys.stdout.flush()
+        output = chunk.output
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    assert output is not None, "a generation ends with its result"
+    result: GenerateOutput = output
+    return result
+
+
+def _run_facts() -> dict[str, Any]:
+    """What the speed depends on, and the memory that the process took."""
+    import torch
+
+    import sgl_kernel
+    from srt.utils.process_memory import peak_rss
+
+    return {
+        "isa_tier": sgl_kernel.cpu_info()["tier"],
+        "threads": torch.get_num_threads(),
+        "peak_rss_bytes": peak_rss(),
+    }
+
+
+def _print_statistics(outputs: list["GenerateOutput"], facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    prompt_tokens = sum(output.prompt_tokens for output in outputs)
+    new_tokens = sum(output.completion_tokens for output in outputs)
+    prefill = max(output.prefill_seconds for output in outputs)
+    decode = max(output.decode_seconds for output in outputs)
+    decoded = new_tokens - len(outputs)
+    table.add_row("prefill", f"{prompt_tokens / prefill:.1f} tokens/s", f"{prompt_tokens} tokens")
+    table.add_row(
+        "decode",
+        f"{decoded / decode:.1f} tokens/s" if decoded else "-",
+        f"{new_tokens} tokens, ended by {outputs[0].finish_reason}"
+        if len(outputs) == 1
+        else f"{new_tokens} tokens",
+    )
+    table.add_row("ISA tier", facts["isa_tier"])
+    table.add_row("threads", str(facts["threads"]))
+    table.add_row("peak memory", f"{facts['peak_rss_bytes'] / 1e6:.0f} MB")
+    console = Console(stderr=True, highlight=False)
+    console.print()
+    console.print(table)

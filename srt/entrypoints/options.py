@@ -1,0 +1,124 @@
+"""Options that the generating commands share, and the engine they describe."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from srt.configs.dtypes import DTYPE_CHOICES
+
+if TYPE_CHECKING:
+    from srt.entrypoints.engine import Engine
+    from srt.sampling.sampling_params import SamplingParams
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the model and how it runs."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", required=True, metavar="DIR", help="directory of the checkpoint")
+    group.add_argument(
+        "--dtype",
+        choices=DTYPE_CHOICES,
+        default="auto",
+        help="dtype of activations (default: %(default)s)",
+    )
+    group.add_argument(
+        "--context-length",
+        type=int,
+        metavar="N",
+        help="longest sequence (default: the model's own limit)",
+    )
+    group.add_argument(
+        "--max-total-tokens",
+        type=int,
+        metavar="N",
+        help="tokens that the KV cache holds (default: by the free memory)",
+    )
+    group.add_argument(
+        "--chunked-prefill-size",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="most prompt tokens of one forward pass (default: %(default)s)",
+    )
+    group.add_argument(
+        "--enable-graph", action="store_true", help="compile decode with torch.compile at start"
+    )
+    group.add_argument("--threads", type=int, metavar="N", help="threads (default: Torch's choice)")
+    group.add_argument("--quiet", action="store_true", help="no progress bars and no statistics")
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Options of how tokens are chosen."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="most tokens to generate (default: %(default)s)",
+    )
+    group.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 takes the most likely token (default: %(default)s)",
+    )
+    group.add_argument(
+        "--top-k",
+        type=int,
+        default=-1,
+        metavar="K",
+        help="sample among the K most likely tokens (default: all)",
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample among the most likely tokens of this total probability (default: %(default)s)",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; may be repeated",
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="generate on past the end-of-sequence token"
+    )
+    group.add_argument(
+        "--seed", type=int, metavar="N", help="seed of the random numbers (default: fresh ones)"
+    )
+
+
+def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engine":
+    """The engine that the options describe."""
+    from srt.entrypoints.engine import Engine
+
+    return Engine(
+        args.model,
+        dtype=args.dtype,
+        context_length=args.context_length,
+        max_running_requests=max_running_requests,
+        max_total_tokens=args.max_total_tokens,
+        chunked_prefill_size=args.chunked_prefill_size,
+        enable_graph=args.enable_graph,
+        num_threads=args.threads,
+        progress=not args.quiet,
+    )
+
+
+def make_sampling_params(args: argparse.Namespace) -> "SamplingParams":
+    """The sampling parameters that the options describe."""
+    from srt.sampling.sampling_params import SamplingParams
+
+    return SamplingParams(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        stop=tuple(args.stop),
+        ignore_eos=args.ignore_eos,
+        seed=args.seed,
+    )

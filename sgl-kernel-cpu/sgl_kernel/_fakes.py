@@ -25,8 +25,10 @@ def _linear(
     torch._check(mat2.dim() == 2, lambda: f"sgl_kernel::{op}: mat2: expected [N, K] (2-D)")
     torch._check(
         mat1.size(1) == mat2.size(1),
-        lambda: f"sgl_kernel::{op}: mat1: expected size {mat2.size(1)} (K of mat2) in dimension 1, "
-        f"got {mat1.size(1)}",
+        lambda: (
+            f"sgl_kernel::{op}: mat1: expected size {mat2.size(1)} (K of mat2) in dimension 1, "
+            f"got {mat1.size(1)}"
+        ),
     )
     return mat1.new_empty((mat1.size(0), mat2.size(0)), dtype=out_dtype)
 
@@ -70,9 +72,7 @@ def _weight_packed_linear(
     return _linear("weight_packed_linear", mat1, mat2, out_dtype or mat1.dtype, bias=bias)
 
 
-def _bmm_cpu(
-    out: Tensor, mat1: Tensor, mat2: Tensor, is_vnni: bool, scale: Tensor | None
-) -> None:
+def _bmm_cpu(out: Tensor, mat1: Tensor, mat2: Tensor, is_vnni: bool, scale: Tensor | None) -> None:
     _check("bmm_cpu", out=out, mat1=mat1, mat2=mat2, scale=scale)
 
 

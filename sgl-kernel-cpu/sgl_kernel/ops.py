@@ -90,9 +90,7 @@ def weight_packed_linear(
     return torch.ops.sgl_kernel.weight_packed_linear(mat1, mat2, bias, is_vnni, out_dtype)
 
 
-def bmm_cpu(
-    out: Tensor, mat1: Tensor, mat2: Tensor, is_vnni: bool, scale: Tensor | None
-) -> None:
+def bmm_cpu(out: Tensor, mat1: Tensor, mat2: Tensor, is_vnni: bool, scale: Tensor | None) -> None:
     """``out[b] = mat1[b] @ mat2[b].T * scale``, written in place.
 
     Args:

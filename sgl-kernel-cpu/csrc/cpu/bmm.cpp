@@ -4,15 +4,18 @@
 namespace sgl_kernel {
 namespace {
 
-int64_t element_bytes(WeightType type) { return type == WeightType::e4m3 ? 1 : 2; }
-int64_t element_bytes(OutType type) { return type == OutType::f32 ? 4 : 2; }
+int64_t element_bytes(WeightType type) {
+  return type == WeightType::e4m3 ? 1 : 2;
+}
+int64_t element_bytes(OutType type) {
+  return type == OutType::f32 ? 4 : 2;
+}
 constexpr int64_t kActBytes = 2;
 
 }  // namespace
 
 void run_gemm(const KernelTable& table, const GemmArgs& args, TaskRange tasks, void* scratch) {
-  const GemmKernel kernel =
-      args.mat2_type == WeightType::e4m3 ? table.gemm_e4m3 : table.gemm_bf16;
+  const GemmKernel kernel = args.mat2_type == WeightType::e4m3 ? table.gemm_e4m3 : table.gemm_bf16;
   kernel(args, tasks, scratch);
 }
 
@@ -24,8 +27,8 @@ void run_bmm(const KernelTable& table, const BmmArgs& args, TaskRange tasks, voi
     const int64_t batch_end = min_i64((b + 1) * per_batch, tasks.end);
     GemmArgs gemm = args.gemm;
     gemm.mat1 = static_cast<const char*>(gemm.mat1) + b * args.mat1_batch_stride * kActBytes;
-    gemm.mat2 = static_cast<const char*>(gemm.mat2) +
-                b * gemm.N * gemm.K * element_bytes(gemm.mat2_type);
+    gemm.mat2 =
+        static_cast<const char*>(gemm.mat2) + b * gemm.N * gemm.K * element_bytes(gemm.mat2_type);
     gemm.out =
         static_cast<char*>(gemm.out) + b * args.out_batch_stride * element_bytes(gemm.out_type);
     if (gemm.scales != nullptr) gemm.scales += b * args.scale_batch_stride;

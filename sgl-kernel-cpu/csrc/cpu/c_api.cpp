@@ -37,4 +37,6 @@ SGL_EXPORT const char* sgl_kernel_check_isa() {
   }
 }
 
-SGL_EXPORT const char* sgl_kernel_cpu_info() { return keep(sgl_kernel::cpu_info_json()); }
+SGL_EXPORT const char* sgl_kernel_cpu_info() {
+  return keep(sgl_kernel::cpu_info_json());
+}

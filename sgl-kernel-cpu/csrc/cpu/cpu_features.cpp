@@ -25,7 +25,9 @@ CpuidLeaf cpuid(unsigned leaf, unsigned subleaf) {
   return r;
 }
 
-bool bit(unsigned word, int index) { return ((word >> index) & 1u) != 0; }
+bool bit(unsigned word, int index) {
+  return ((word >> index) & 1u) != 0;
+}
 
 uint64_t read_xcr0() {
   uint32_t low, high;
@@ -74,7 +76,9 @@ CpuFeatures detect_cpu_features() {
 
 #else
 
-CpuFeatures detect_cpu_features() { return CpuFeatures(); }
+CpuFeatures detect_cpu_features() {
+  return CpuFeatures();
+}
 
 #endif
 

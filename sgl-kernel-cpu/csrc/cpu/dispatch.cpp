@@ -120,18 +120,21 @@ Tier choose_tier(const char* requested, const CpuFeatures& features) {
                            runnable_names(features));
 }
 
-Tier active_tier() { return active_tier_slot().load(std::memory_order_relaxed); }
+Tier active_tier() {
+  return active_tier_slot().load(std::memory_order_relaxed);
+}
 
 void set_active_tier(const char* requested) {
-  active_tier_slot().store(choose_tier(requested, detect_cpu_features()), std::memory_order_relaxed);
+  active_tier_slot().store(choose_tier(requested, detect_cpu_features()),
+                           std::memory_order_relaxed);
 }
 
 const KernelTable& kernel_table(Tier tier) {
-#define SGL_TABLE_OF(name)                                                             \
-  if (tier == Tier::name) {                                                            \
-    static const KernelTable table = {&name::fp8_scaled_mm_kernel_impl,                \
-                                      &name::weight_packed_linear_kernel_impl};        \
-    return table;                                                                      \
+#define SGL_TABLE_OF(name)                                                      \
+  if (tier == Tier::name) {                                                     \
+    static const KernelTable table = {&name::fp8_scaled_mm_kernel_impl,         \
+                                      &name::weight_packed_linear_kernel_impl}; \
+    return table;                                                               \
   }
   SGL_FOR_EACH_TIER(SGL_TABLE_OF)
 #undef SGL_TABLE_OF
@@ -152,7 +155,8 @@ std::string cpu_info_json() {
   }
   std::string features;
   const auto feature = [&features](const char* name, bool value) {
-    features += (features.empty() ? "\"" : ", \"") + std::string(name) + (value ? "\": true" : "\": false");
+    features +=
+        (features.empty() ? "\"" : ", \"") + std::string(name) + (value ? "\": true" : "\": false");
   };
 #if defined(__x86_64__)
   feature("avx2", f.avx2);

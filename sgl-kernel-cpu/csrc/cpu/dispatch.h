@@ -26,7 +26,8 @@ Tier best_tier(const CpuFeatures& features);
 // Throws std::runtime_error that names SGL_KERNEL_ISA, the value, what is possible and why.
 Tier choose_tier(const char* requested, const CpuFeatures& features);
 
-// The tier in use. Decided at first use from the machine and the environment variable SGL_KERNEL_ISA.
+// The tier in use. Decided at first use from the machine and the environment variable
+// SGL_KERNEL_ISA.
 Tier active_tier();
 void set_active_tier(const char* requested);
 

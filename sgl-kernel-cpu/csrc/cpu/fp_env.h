@@ -1,5 +1,5 @@
-// Kernels run in the default floating-point environment, whatever the calling thread has set: round to
-// nearest, subnormals kept. The thread's own settings come back when the guard goes.
+// Kernels run in the default floating-point environment, whatever the calling thread has set: round
+// to nearest, subnormals kept. The thread's own settings come back when the guard goes.
 #pragma once
 
 #include <cstdint>

@@ -49,11 +49,14 @@ struct TaskRange {
 // Up to this many rows are multiplied straight from the packed weight (tinygemm_kernel2); more rows
 // share a panel of decoded weights (brgemm2).
 constexpr int64_t kTinyRows = 4;
-constexpr int64_t kBlockM = 96;      // rows that share one decoded panel: a multiple of every tile height
-constexpr int64_t kBlockK = 512;     // a panel is 512 x 32 x 4 B = 64 KiB and stays in L2
+constexpr int64_t kBlockM =
+    96;  // rows that share one decoded panel: a multiple of every tile height
+constexpr int64_t kBlockK = 512;      // a panel is 512 x 32 x 4 B = 64 KiB and stays in L2
 constexpr int64_t kChunkBlocks = 16;  // column blocks that share one converted block of mat1
 
-SGL_INLINE int64_t row_block_count(int64_t M) { return M <= kTinyRows ? 1 : div_up(M, kBlockM); }
+SGL_INLINE int64_t row_block_count(int64_t M) {
+  return M <= kTinyRows ? 1 : div_up(M, kBlockM);
+}
 
 // Rows per block, balanced so that the last block is not a sliver that re-reads the whole weight.
 SGL_INLINE int64_t rows_per_block(int64_t M) {
@@ -84,7 +87,8 @@ struct KernelTable {
   GemmKernel gemm_bf16;
 };
 
-// B independent products; strides in elements. mat2 is [B, N, K] contiguous, each batch packed alone.
+// B independent products; strides in elements. mat2 is [B, N, K] contiguous, each batch packed
+// alone.
 struct BmmArgs {
   GemmArgs gemm;  // pointers of batch 0
   int64_t batch = 0;

@@ -2,13 +2,13 @@
 //
 //   tinygemm_kernel_nn2  a few rows: decodes the packed weight in registers, sums stay in registers
 //   tinygemm_kernel2     picks its tile by the number of rows
-//   brgemm2              many rows: decodes a panel of weights once, multiplies it by a block of rows
-//   copy_mul_add_stub    f32 sums -> out: scale, bias, one rounding
+//   brgemm2              many rows: decodes a panel of weights once, multiplies it by a block of
+//   rows copy_mul_add_stub    f32 sums -> out: scale, bias, one rounding
 //
-// Order of summation: every output element is one chain of f32 fused multiply-adds over k = 0, 1, 2, ...,
-// starting at +0. Blocking over K stores and reloads the chain, never splits it, so a row has the same
-// bits whichever kernel, row count or thread computed it. The bf16 dot instruction adds a k pair at a
-// time; it is used for all row counts of its tier or for none.
+// Order of summation: every output element is one chain of f32 fused multiply-adds over k = 0, 1,
+// 2, ..., starting at +0. Blocking over K stores and reloads the chain, never splits it, so a row
+// has the same bits whichever kernel, row count or thread computed it. The bf16 dot instruction
+// adds a k pair at a time; it is used for all row counts of its tier or for none.
 #pragma once
 
 #include <type_traits>
@@ -25,8 +25,8 @@ constexpr int kGroupCols = kGroupVecs * kLanes;
 constexpr int kMicroCols = kMicroVecs * kLanes;
 static_assert(kBlockN % kGroupCols == 0 && kBlockN % kMicroCols == 0, "tiles must cover a block");
 
-// How one k pair is multiplied. A step multiplies one 32-bit element of mat1 (an f32, or a bf16 pair)
-// with one vector of 32-bit weight elements.
+// How one k pair is multiplied. A step multiplies one 32-bit element of mat1 (an f32, or a bf16
+// pair) with one vector of 32-bit weight elements.
 struct DotF32 {
   static constexpr int kStepsPerPair = 2;
 
@@ -83,10 +83,11 @@ SGL_INLINE void load_epilogue(const GemmArgs& args, int64_t n0, Epilogue* epilog
   }
 }
 
-// One row: out = sums * scale (+ bias), rounded once. The f32 inputs are readable up to whole vectors.
+// One row: out = sums * scale (+ bias), rounded once. The f32 inputs are readable up to whole
+// vectors.
 template <typename out_t, bool has_bias>
-SGL_INLINE void copy_mul_add_row(out_t* out, const float* sums, const float* scale, const float* bias,
-                                 int64_t width) {
+SGL_INLINE void copy_mul_add_row(out_t* out, const float* sums, const float* scale,
+                                 const float* bias, int64_t width) {
   for (int64_t i = 0; i < width; i += kLanes) {
     Vec v = mul(load(sums + i), load(scale + i));
     if (has_bias) v = add(v, load(bias + i));
@@ -100,12 +101,12 @@ SGL_INLINE void copy_mul_add_row(out_t* out, const float* sums, const float* sca
   }
 }
 
-// Rows [m0, m0 + rows) and columns [column, column + columns) of the block at n0, clipped to its width.
-// sums: [rows, columns] f32 with row stride sums_stride.
+// Rows [m0, m0 + rows) and columns [column, column + columns) of the block at n0, clipped to its
+// width. sums: [rows, columns] f32 with row stride sums_stride.
 template <bool has_bias>
 SGL_INLINE void copy_mul_add_stub(const GemmArgs& args, const Epilogue& epilogue, const float* sums,
-                                  int64_t sums_stride, int64_t m0, int64_t rows, int64_t n0, int64_t column,
-                                  int64_t columns) {
+                                  int64_t sums_stride, int64_t m0, int64_t rows, int64_t n0,
+                                  int64_t column, int64_t columns) {
   const int64_t width = min_i64(columns, args.N - n0 - column);
   const float* scale = epilogue.scale + column;
   const float* bias = epilogue.bias + column;
@@ -114,27 +115,31 @@ SGL_INLINE void copy_mul_add_stub(const GemmArgs& args, const Epilogue& epilogue
     const float* row = sums + m * sums_stride;
     switch (args.out_type) {
       case OutType::f32:
-        copy_mul_add_row<float, has_bias>(static_cast<float*>(args.out) + offset, row, scale, bias, width);
+        copy_mul_add_row<float, has_bias>(static_cast<float*>(args.out) + offset, row, scale, bias,
+                                          width);
         break;
       case OutType::bf16:
-        copy_mul_add_row<bf16_t, has_bias>(static_cast<bf16_t*>(args.out) + offset, row, scale, bias, width);
+        copy_mul_add_row<bf16_t, has_bias>(static_cast<bf16_t*>(args.out) + offset, row, scale,
+                                           bias, width);
         break;
       case OutType::fp16:
-        copy_mul_add_row<fp16_t, has_bias>(static_cast<fp16_t*>(args.out) + offset, row, scale, bias, width);
+        copy_mul_add_row<fp16_t, has_bias>(static_cast<fp16_t*>(args.out) + offset, row, scale,
+                                           bias, width);
         break;
     }
   }
 }
 
-// The k pairs [k0, k0 + depth) of column block n0 as [depth/2, 32, 2]. Points into the weight where it
-// already stands so; ragged columns, an odd K's tail and unpacked weights are gathered into `scratch`,
-// padded with zeros. k0 is even.
+// The k pairs [k0, k0 + depth) of column block n0 as [depth/2, 32, 2]. Points into the weight where
+// it already stands so; ragged columns, an odd K's tail and unpacked weights are gathered into
+// `scratch`, padded with zeros. k0 is even.
 template <typename packed_t>
 SGL_INLINE const packed_t* weight_block(const GemmArgs& args, int64_t n0, int64_t k0, int64_t depth,
                                         packed_t* scratch) {
   const packed_t* weight = static_cast<const packed_t*>(args.mat2);
   const int64_t width = min_i64(kBlockN, args.N - n0);
-  if (args.is_vnni && width == kBlockN && depth % 2 == 0) return weight + n0 * args.K + k0 * kBlockN;
+  if (args.is_vnni && width == kBlockN && depth % 2 == 0)
+    return weight + n0 * args.K + k0 * kBlockN;
 
   memset(static_cast<void*>(scratch), 0, round_up(depth, 2) * kBlockN * sizeof(packed_t));
   for (int64_t column = 0; column < width; ++column) {
@@ -150,21 +155,22 @@ SGL_INLINE const packed_t* weight_block(const GemmArgs& args, int64_t n0, int64_
 
 // What a tile of the tiny path works on: all rows of mat1, one block of columns.
 struct TinyBlock {
-  const float* a;    // [rows, steps] 32-bit elements of mat1
+  const float* a;  // [rows, steps] 32-bit elements of mat1
   int64_t a_stride;
-  int64_t pairs;     // k pairs
-  int64_t n0;        // first column of the block
+  int64_t pairs;  // k pairs
+  int64_t n0;     // first column of the block
   Epilogue epilogue;
 };
 
-// BLOCK_M rows times BLOCK_N columns (from `column` of the block) over the whole K: the weight is decoded
-// in registers and the sums stay there. b: the block, [pairs, 32, 2].
+// BLOCK_M rows times BLOCK_N columns (from `column` of the block) over the whole K: the weight is
+// decoded in registers and the sums stay there. b: the block, [pairs, 32, 2].
 template <typename scalar_t, typename packed_t, bool has_bias, int BLOCK_M, int BLOCK_N>
 struct tinygemm_kernel_nn2 {
   using Dot = DotFor<scalar_t>;
   static constexpr int kGroups = BLOCK_N / kGroupCols;
 
-  SGL_INLINE void apply(const GemmArgs& args, const TinyBlock& block, const packed_t* b, int column) {
+  SGL_INLINE void apply(const GemmArgs& args, const TinyBlock& block, const packed_t* b,
+                        int column) {
     Vec acc[BLOCK_M][kGroups * kGroupVecs];
     for (int m = 0; m < BLOCK_M; ++m) {
       for (int i = 0; i < kGroups * kGroupVecs; ++i) acc[m][i] = zero();
@@ -191,17 +197,19 @@ struct tinygemm_kernel_nn2 {
     }
     alignas(64) float sums[BLOCK_M * BLOCK_N];
     for (int m = 0; m < BLOCK_M; ++m) {
-      for (int i = 0; i < kGroups * kGroupVecs; ++i) store(sums + m * BLOCK_N + i * kLanes, acc[m][i]);
+      for (int i = 0; i < kGroups * kGroupVecs; ++i)
+        store(sums + m * BLOCK_N + i * kLanes, acc[m][i]);
     }
-    copy_mul_add_stub<has_bias>(args, block.epilogue, sums, BLOCK_N, 0, BLOCK_M, block.n0, column, BLOCK_N);
+    copy_mul_add_stub<has_bias>(args, block.epilogue, sums, BLOCK_N, 0, BLOCK_M, block.n0, column,
+                                BLOCK_N);
   }
 };
 
 // One block of 32 columns for all rows, 1 <= M <= kTinyRows.
 template <typename scalar_t, typename packed_t, bool has_bias>
 SGL_INLINE void tinygemm_kernel2(const GemmArgs& args, const TinyBlock& block, const packed_t* b) {
-  // Up to two rows keep all 32 columns in registers: more chains to hide the FMA latency. With three or
-  // four rows a 16-register file holds half of them.
+  // Up to two rows keep all 32 columns in registers: more chains to hide the FMA latency. With
+  // three or four rows a 16-register file holds half of them.
   constexpr int kWide = static_cast<int>(kBlockN);
   constexpr int kNarrow = kWide / 2;
   static_assert(kTinyRows == 4, "one case per row count");
@@ -243,7 +251,8 @@ SGL_INLINE void decode_panel(const packed_t* b, int64_t pairs, float* panel) {
 
 // ROWS x kMicroCols of sums += a[ROWS, steps] @ part[steps, kMicroCols].
 template <typename Dot, int ROWS>
-SGL_INLINE void micro_kernel(const float* a, int64_t a_stride, const float* part, int64_t steps, float* sums) {
+SGL_INLINE void micro_kernel(const float* a, int64_t a_stride, const float* part, int64_t steps,
+                             float* sums) {
   Vec acc[ROWS][kMicroVecs];
   for (int m = 0; m < ROWS; ++m) {
     for (int i = 0; i < kMicroVecs; ++i) acc[m][i] = load(sums + m * kBlockN + i * kLanes);
@@ -281,8 +290,9 @@ SGL_INLINE void multiply_panel(const float* a, int64_t a_stride, const float* pa
   for (int64_t m = 0; m < rows; m += kMicroRows) {
     const int64_t tile = min_i64(kMicroRows, rows - m);
     for (int part = 0; part < kBlockN / kMicroCols; ++part) {
-      micro_kernel_rows<Dot, kMicroRows>(tile, a + m * a_stride, a_stride, panel + part * steps * kMicroCols,
-                                         steps, sums + m * kBlockN + part * kMicroCols);
+      micro_kernel_rows<Dot, kMicroRows>(tile, a + m * a_stride, a_stride,
+                                         panel + part * steps * kMicroCols, steps,
+                                         sums + m * kBlockN + part * kMicroCols);
     }
   }
 }
@@ -306,7 +316,8 @@ static void tinygemm_blocks(const GemmArgs& args, TaskRange tasks, Scratch scrat
   float* a = Scratch::take<float>(&scratch, args.M * a_stride);
   packed_t* gathered = Scratch::take<packed_t>(&scratch, kBlockN * padded_k);
   for (int64_t m = 0; m < args.M; ++m) {
-    Dot::convert_row(static_cast<const scalar_t*>(args.mat1) + m * args.mat1_stride, a + m * a_stride, args.K);
+    Dot::convert_row(static_cast<const scalar_t*>(args.mat1) + m * args.mat1_stride,
+                     a + m * a_stride, args.K);
   }
   TinyBlock block;
   block.a = a;
@@ -322,8 +333,8 @@ static void tinygemm_blocks(const GemmArgs& args, TaskRange tasks, Scratch scrat
 
 // Rows [m0, m0 + rows) times column blocks [block_begin, block_end), at most kChunkBlocks of them.
 template <typename scalar_t, typename packed_t, bool has_bias>
-static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t block_begin, int64_t block_end,
-                    Scratch scratch) {
+static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t block_begin,
+                    int64_t block_end, Scratch scratch) {
   using Dot = DotFor<scalar_t>;
   constexpr int64_t kMaxSteps = kBlockK / 2 * Dot::kStepsPerPair;
   float* a = Scratch::take<float>(&scratch, kBlockM * kMaxSteps);
@@ -351,8 +362,8 @@ static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t bloc
     const int64_t n0 = block * kBlockN;
     Epilogue epilogue;
     load_epilogue(args, n0, &epilogue);
-    copy_mul_add_stub<has_bias>(args, epilogue, sums + (block - block_begin) * sums_stride, kBlockN, m0, rows,
-                                n0, 0, kBlockN);
+    copy_mul_add_stub<has_bias>(args, epilogue, sums + (block - block_begin) * sums_stride, kBlockN,
+                                m0, rows, n0, 0, kBlockN);
   }
 }
 
@@ -371,8 +382,8 @@ static void gemm_tasks(const GemmArgs& args, TaskRange tasks, void* scratch_byte
     const int64_t block = task - row_block * column_blocks;
     const int64_t count = min_i64(min_i64(kChunkBlocks, column_blocks - block), tasks.end - task);
     const int64_t m0 = row_block * block_rows;
-    brgemm2<scalar_t, packed_t, has_bias>(args, m0, min_i64(block_rows, args.M - m0), block, block + count,
-                                          scratch);
+    brgemm2<scalar_t, packed_t, has_bias>(args, m0, min_i64(block_rows, args.M - m0), block,
+                                          block + count, scratch);
     task += count;
   }
 }

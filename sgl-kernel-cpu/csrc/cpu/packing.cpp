@@ -6,7 +6,8 @@ namespace {
 // A k pair of one column moves as one unit, so packing a block is a transpose of units.
 template <typename unit_t, typename element_t>
 void pack_block(const element_t* src, element_t* dst, int64_t K, int64_t width) {
-  // 32 pairs x 32 columns at a time: 64 bytes of each source row, and a destination that stays in L1.
+  // 32 pairs x 32 columns at a time: 64 bytes of each source row, and a destination that stays in
+  // L1.
   constexpr int64_t kTile = 32;
   const int64_t pairs = K / 2;
   for (int64_t p0 = 0; p0 < pairs; p0 += kTile) {

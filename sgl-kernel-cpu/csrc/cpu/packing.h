@@ -1,10 +1,11 @@
 // The packed (VNNI) weight layout, defined in this one place.
 //
 // A row-major weight [N, K] is cut into blocks of 32 output columns. Inside a block of width w
-// (32, or N % 32 in the last one) the elements stand as [K/2, w, 2]: two consecutive k of one column
-// side by side, columns next, so that one load brings 32 columns of a k pair. With an odd K the last
-// k follows as [w]. The packed weight therefore has exactly the N*K elements of its source, for every
-// N and K, and for N % 32 == 0 and even K it is the layout of SGLang's `convert_weight_packed`.
+// (32, or N % 32 in the last one) the elements stand as [K/2, w, 2]: two consecutive k of one
+// column side by side, columns next, so that one load brings 32 columns of a k pair. With an odd K
+// the last k follows as [w]. The packed weight therefore has exactly the N*K elements of its
+// source, for every N and K, and for N % 32 == 0 and even K it is the layout of SGLang's
+// `convert_weight_packed`.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +16,18 @@ namespace sgl_kernel {
 
 constexpr int64_t kBlockN = 32;
 
-SGL_INLINE int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-SGL_INLINE int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
-SGL_INLINE int64_t div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-SGL_INLINE int64_t round_up(int64_t a, int64_t b) { return div_up(a, b) * b; }
+SGL_INLINE int64_t min_i64(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+SGL_INLINE int64_t max_i64(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+SGL_INLINE int64_t div_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+SGL_INLINE int64_t round_up(int64_t a, int64_t b) {
+  return div_up(a, b) * b;
+}
 
 // Index of element (n, k) inside a packed [N, K] weight.
 SGL_INLINE int64_t packed_index(int64_t N, int64_t K, int64_t n, int64_t k) {

@@ -11,12 +11,12 @@
 #define SGL_FOR_EACH_TIER(X) X(scalar)
 #endif
 
-#define SGL_DECLARE_TIER(tier)                                                                \
-  namespace sgl_kernel {                                                                      \
-  namespace tier {                                                                            \
-  void fp8_scaled_mm_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch);       \
+#define SGL_DECLARE_TIER(tier)                                                                 \
+  namespace sgl_kernel {                                                                       \
+  namespace tier {                                                                             \
+  void fp8_scaled_mm_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch);        \
   void weight_packed_linear_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch); \
-  }                                                                                           \
+  }                                                                                            \
   }
 SGL_FOR_EACH_TIER(SGL_DECLARE_TIER)
 #undef SGL_DECLARE_TIER

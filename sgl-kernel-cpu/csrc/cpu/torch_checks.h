@@ -1,4 +1,5 @@
-// Argument checks of the ops. Every message names the op, the argument, what was expected and what came.
+// Argument checks of the ops. Every message names the op, the argument, what was expected and what
+// came.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -57,7 +58,8 @@ class Checker {
   explicit Checker(const char* op) : op_(op) {}
 
   template <typename... Parts>
-  [[noreturn]] void fail(const char* argument, const std::string& expected, const Parts&... got) const {
+  [[noreturn]] void fail(const char* argument, const std::string& expected,
+                         const Parts&... got) const {
     std::ostringstream s;
     s << "sgl_kernel::" << op_ << ": " << argument << ": expected " << expected << ", got ";
     (s << ... << got);
@@ -78,7 +80,8 @@ class Checker {
     }
   }
 
-  void dtype(const Tensor& t, const char* argument, std::initializer_list<ScalarType> allowed) const {
+  void dtype(const Tensor& t, const char* argument,
+             std::initializer_list<ScalarType> allowed) const {
     std::string expected;
     for (const ScalarType dtype : allowed) {
       if (t.scalar_type() == dtype) return;
@@ -87,10 +90,12 @@ class Checker {
     fail(argument, "dtype " + expected, dtype_name(t.scalar_type()));
   }
 
-  void size(const Tensor& t, const char* argument, int64_t dim, int64_t expected, const char* meaning) const {
+  void size(const Tensor& t, const char* argument, int64_t dim, int64_t expected,
+            const char* meaning) const {
     if (t.size(dim) != expected) {
-      fail(argument, "size " + std::to_string(expected) + " (" + meaning + ") in dimension " +
-                         std::to_string(dim),
+      fail(argument,
+           "size " + std::to_string(expected) + " (" + meaning + ") in dimension " +
+               std::to_string(dim),
            t.size(dim), " in shape ", shape_name(t));
     }
   }
@@ -109,8 +114,8 @@ class Checker {
 
   void positive(const Tensor& t, const char* argument, int64_t dim, const char* meaning) const {
     if (t.size(dim) < 1) {
-      fail(argument, std::string(meaning) + " >= 1 in dimension " + std::to_string(dim), t.size(dim),
-           " in shape ", shape_name(t));
+      fail(argument, std::string(meaning) + " >= 1 in dimension " + std::to_string(dim),
+           t.size(dim), " in shape ", shape_name(t));
     }
   }
 

@@ -38,10 +38,13 @@ int64_t gemm_grain(const GemmArgs& args) {
   return max_i64(1, kMinWorkPerThread / work);
 }
 
-ActType act_type(ScalarType dtype) { return dtype == ScalarType::BFloat16 ? ActType::bf16 : ActType::fp16; }
+ActType act_type(ScalarType dtype) {
+  return dtype == ScalarType::BFloat16 ? ActType::bf16 : ActType::fp16;
+}
 OutType out_type(ScalarType dtype) {
-  return dtype == ScalarType::Float ? OutType::f32
-                                    : dtype == ScalarType::BFloat16 ? OutType::bf16 : OutType::fp16;
+  return dtype == ScalarType::Float      ? OutType::f32
+         : dtype == ScalarType::BFloat16 ? OutType::bf16
+                                         : OutType::fp16;
 }
 
 void check_out_dtype(const Checker& check, ScalarType out_dtype, const Tensor& mat1) {
@@ -51,10 +54,9 @@ void check_out_dtype(const Checker& check, ScalarType out_dtype, const Tensor& m
   }
 }
 
-
 // What all two-dimensional products share. Scales and bias are checked by the callers.
-GemmArgs linear_args(const Checker& check, const Tensor& mat1, const Tensor& mat2, ScalarType weight_dtype,
-                     bool is_vnni, ScalarType out_dtype) {
+GemmArgs linear_args(const Checker& check, const Tensor& mat1, const Tensor& mat2,
+                     ScalarType weight_dtype, bool is_vnni, ScalarType out_dtype) {
   check.dense_cpu(mat1, "mat1");
   check.dense_cpu(mat2, "mat2");
   check.dtype(mat1, "mat1", {ScalarType::BFloat16, ScalarType::Half});
@@ -99,14 +101,16 @@ Tensor run_linear(GemmArgs args, const Tensor& mat1, ScalarType out_dtype) {
   args.out_stride = args.N;
   const KernelTable& table = kernel_table(active_tier());
   const int64_t scratch_bytes = gemm_scratch_bytes(args);
-  torch::stable::parallel_for(0, gemm_task_count(args), gemm_grain(args), [&](int64_t begin, int64_t end) {
-    run_gemm(table, args, {begin, end}, thread_scratch(scratch_bytes));
-  });
+  torch::stable::parallel_for(0, gemm_task_count(args), gemm_grain(args),
+                              [&](int64_t begin, int64_t end) {
+                                run_gemm(table, args, {begin, end}, thread_scratch(scratch_bytes));
+                              });
   return out;
 }
 
 Tensor fp8_per_tensor_scaled_mm_cpu(const Tensor& mat1, const Tensor& mat2, const Tensor& scales2,
-                                    const std::optional<Tensor>& bias, ScalarType out_dtype, bool is_vnni) {
+                                    const std::optional<Tensor>& bias, ScalarType out_dtype,
+                                    bool is_vnni) {
   const Checker check("fp8_per_tensor_scaled_mm_cpu");
   GemmArgs args = linear_args(check, mat1, mat2, ScalarType::Float8_e4m3fn, is_vnni, out_dtype);
   check.dense_cpu(scales2, "scales2");
@@ -121,14 +125,16 @@ Tensor fp8_per_tensor_scaled_mm_cpu(const Tensor& mat1, const Tensor& mat2, cons
 }
 
 Tensor fp8_per_channel_scaled_mm_cpu(const Tensor& mat1, const Tensor& mat2, const Tensor& scales2,
-                                     const std::optional<Tensor>& bias, ScalarType out_dtype, bool is_vnni) {
+                                     const std::optional<Tensor>& bias, ScalarType out_dtype,
+                                     bool is_vnni) {
   const Checker check("fp8_per_channel_scaled_mm_cpu");
   GemmArgs args = linear_args(check, mat1, mat2, ScalarType::Float8_e4m3fn, is_vnni, out_dtype);
   check.dense_cpu(scales2, "scales2");
   check.dtype(scales2, "scales2", {ScalarType::Float});
   const bool column = scales2.dim() == 2 && scales2.size(1) == 1;
   if (!(scales2.dim() == 1 || column) || scales2.size(0) != args.N) {
-    check.fail("scales2", "shape [N] or [N, 1] with N = " + std::to_string(args.N), shape_name(scales2));
+    check.fail("scales2", "shape [N] or [N, 1] with N = " + std::to_string(args.N),
+               shape_name(scales2));
   }
   check.contiguous(scales2, "scales2");
   args.scales = static_cast<const float*>(scales2.const_data_ptr());
@@ -137,8 +143,9 @@ Tensor fp8_per_channel_scaled_mm_cpu(const Tensor& mat1, const Tensor& mat2, con
   return run_linear(args, mat1, out_dtype);
 }
 
-Tensor weight_packed_linear(const Tensor& mat1, const Tensor& mat2, const std::optional<Tensor>& bias,
-                            bool is_vnni, std::optional<ScalarType> out_dtype) {
+Tensor weight_packed_linear(const Tensor& mat1, const Tensor& mat2,
+                            const std::optional<Tensor>& bias, bool is_vnni,
+                            std::optional<ScalarType> out_dtype) {
   const Checker check("weight_packed_linear");
   check.dense_cpu(mat1, "mat1");
   const ScalarType dtype = out_dtype.value_or(mat1.scalar_type());
@@ -190,7 +197,8 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
 
   // A weight without its scale, or a scale that multiplies nothing, is a caller's mistake.
   const bool is_fp8 = gemm.mat2_type == WeightType::e4m3;
-  if (is_fp8 && !scale.has_value()) check.fail("scale", "a float32 tensor for float8_e4m3fn mat2", "None");
+  if (is_fp8 && !scale.has_value())
+    check.fail("scale", "a float32 tensor for float8_e4m3fn mat2", "None");
   if (!is_fp8 && scale.has_value()) check.fail("scale", "None for bfloat16 mat2", "a tensor");
   if (scale.has_value()) {
     check.dense_cpu(*scale, "scale");
@@ -206,9 +214,10 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
 
   const KernelTable& table = kernel_table(active_tier());
   const int64_t scratch_bytes = gemm_scratch_bytes(gemm);
-  torch::stable::parallel_for(0, bmm_task_count(args), gemm_grain(gemm), [&](int64_t begin, int64_t end) {
-    run_bmm(table, args, {begin, end}, thread_scratch(scratch_bytes));
-  });
+  torch::stable::parallel_for(0, bmm_task_count(args), gemm_grain(gemm),
+                              [&](int64_t begin, int64_t end) {
+                                run_bmm(table, args, {begin, end}, thread_scratch(scratch_bytes));
+                              });
 }
 
 Tensor convert_weight_packed(const Tensor& weight) {
@@ -259,7 +268,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
   m.def("bmm_cpu(Tensor(a!) out, Tensor mat1, Tensor mat2, bool is_vnni, Tensor? scale) -> ()");
 }
 
-// Not the CPU key: a tensor of another device then reaches the checks above, and gets their message.
+// Not the CPU key: a tensor of another device then reaches the checks above, and gets their
+// message.
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
   m.impl("convert_weight_packed", TORCH_BOX(&sgl_kernel::convert_weight_packed));
   m.impl("fp8_per_tensor_scaled_mm_cpu", TORCH_BOX(&sgl_kernel::fp8_per_tensor_scaled_mm_cpu));

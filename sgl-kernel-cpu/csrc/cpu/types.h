@@ -38,9 +38,13 @@ SGL_INLINE float bits_float(uint32_t u) {
   return x;
 }
 
-SGL_INLINE float to_float(float x) { return x; }
+SGL_INLINE float to_float(float x) {
+  return x;
+}
 
-SGL_INLINE float to_float(bf16_t x) { return bits_float(static_cast<uint32_t>(x.bits) << 16); }
+SGL_INLINE float to_float(bf16_t x) {
+  return bits_float(static_cast<uint32_t>(x.bits) << 16);
+}
 
 // Integer arithmetic only, so that subnormal halves survive whatever DAZ says.
 static inline float to_float(fp16_t x) {
@@ -87,7 +91,9 @@ SGL_INLINE float to_float(e4m3_t x) {
   return bits_float(static_cast<uint32_t>(kE4m3Table.bf16_bits[x.bits]) << 16);
 }
 
-SGL_INLINE void from_float(float x, float* out) { *out = x; }
+SGL_INLINE void from_float(float x, float* out) {
+  *out = x;
+}
 
 // Round to nearest, ties to even; a NaN becomes the quiet NaN that Torch writes.
 SGL_INLINE void from_float(float x, bf16_t* out) {
@@ -101,7 +107,8 @@ static inline void from_float(float x, fp16_t* out) {
   const uint32_t u = float_bits(x);
   const uint32_t sign = (u >> 16) & 0x8000u;
   const uint32_t magnitude = u & 0x7FFFFFFFu;
-  if (magnitude > 0x7F800000u) {  // NaN: keep the payload's top bits and make it quiet, as VCVTPS2PH does
+  if (magnitude >
+      0x7F800000u) {  // NaN: keep the payload's top bits and make it quiet, as VCVTPS2PH does
     out->bits = static_cast<uint16_t>(sign | 0x7E00u | ((magnitude >> 13) & 0x3FFu));
   } else if (magnitude >= 0x477FF000u) {  // rounds to 2^16 or more
     out->bits = static_cast<uint16_t>(sign | 0x7C00u);

@@ -11,30 +11,52 @@ namespace SGL_TIER {
 
 using Vec = __m256;
 constexpr int kLanes = 8;
-// 6 x 2 accumulators + 2 weight vectors + 1 broadcast = 15 of 16 registers, and 12 independent chains
-// cover the 4-cycle latency of two FMA units.
+// 6 x 2 accumulators + 2 weight vectors + 1 broadcast = 15 of 16 registers, and 12 independent
+// chains cover the 4-cycle latency of two FMA units.
 constexpr int kMicroRows = 6;
 constexpr int kMicroVecs = 2;
 constexpr int kGroupVecs = 2;
 constexpr bool kHasBf16Dot = false;
 
-SGL_INLINE Vec zero() { return _mm256_setzero_ps(); }
-SGL_INLINE Vec set1(float x) { return _mm256_set1_ps(x); }
-SGL_INLINE Vec load(const float* p) { return _mm256_loadu_ps(p); }
-SGL_INLINE void store(float* p, Vec v) { _mm256_storeu_ps(p, v); }
-SGL_INLINE Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
-SGL_INLINE Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
-SGL_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+SGL_INLINE Vec zero() {
+  return _mm256_setzero_ps();
+}
+SGL_INLINE Vec set1(float x) {
+  return _mm256_set1_ps(x);
+}
+SGL_INLINE Vec load(const float* p) {
+  return _mm256_loadu_ps(p);
+}
+SGL_INLINE void store(float* p, Vec v) {
+  _mm256_storeu_ps(p, v);
+}
+SGL_INLINE Vec add(Vec a, Vec b) {
+  return _mm256_add_ps(a, b);
+}
+SGL_INLINE Vec mul(Vec a, Vec b) {
+  return _mm256_mul_ps(a, b);
+}
+SGL_INLINE Vec fma(Vec a, Vec b, Vec c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
 
-SGL_INLINE __m128i load16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-SGL_INLINE __m256i load32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+SGL_INLINE __m128i load16(const void* p) {
+  return _mm_loadu_si128(static_cast<const __m128i*>(p));
+}
+SGL_INLINE __m256i load32(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
 
 SGL_INLINE Vec load_act(const bf16_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load16(p)), 16));
 }
-SGL_INLINE Vec load_act(const fp16_t* p) { return _mm256_cvtph_ps(load16(p)); }
+SGL_INLINE Vec load_act(const fp16_t* p) {
+  return _mm256_cvtph_ps(load16(p));
+}
 
-SGL_INLINE void store_out(float* p, Vec v) { store(p, v); }
+SGL_INLINE void store_out(float* p, Vec v) {
+  store(p, v);
+}
 SGL_INLINE void store_out(bf16_t* p, Vec v) {
   const __m256i u = _mm256_castps_si256(v);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
@@ -49,10 +71,14 @@ SGL_INLINE void store_out(fp16_t* p, Vec v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// A register of k pairs as bf16: the even k is the low half of each 32-bit lane, the odd k the high half.
-SGL_INLINE Vec even_half(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+// A register of k pairs as bf16: the even k is the low half of each 32-bit lane, the odd k the high
+// half.
+SGL_INLINE Vec even_half(__m256i pairs) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+}
 SGL_INLINE Vec odd_half(__m256i pairs) {
-  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  return _mm256_castsi256_ps(
+      _mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
 
 SGL_INLINE void decode_pairs(const bf16_t* p, Vec* even, Vec* odd) {
@@ -67,10 +93,11 @@ SGL_INLINE __m256i nibble_table(const uint8_t* table) {
   return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
 }
 
-// 32 codes (16 columns x 2 k) to bf16 by nibble lookups: exact for every code, and no float instruction
-// that FTZ or DAZ could touch.
+// 32 codes (16 columns x 2 k) to bf16 by nibble lookups: exact for every code, and no float
+// instruction that FTZ or DAZ could touch.
 SGL_INLINE void decode_pairs(const e4m3_t* p, Vec* even, Vec* odd) {
-  // The unpacks below work inside 128-bit lanes; swapping the middle quarters first keeps column order.
+  // The unpacks below work inside 128-bit lanes; swapping the middle quarters first keeps column
+  // order.
   const __m256i codes = _mm256_permute4x64_epi64(load32(p), 0xD8);
   const __m256i nibble = _mm256_set1_epi8(0x0F);
   const __m256i low_nibble = _mm256_and_si256(codes, nibble);
@@ -82,11 +109,13 @@ SGL_INLINE void decode_pairs(const e4m3_t* p, Vec* even, Vec* odd) {
 
   __m256i high = _mm256_shuffle_epi8(nibble_table(kHighByHighNibble), high_nibble);
   high = _mm256_or_si256(
-      high, _mm256_and_si256(tiny, _mm256_shuffle_epi8(nibble_table(kHighByLowNibble), low_nibble)));
+      high,
+      _mm256_and_si256(tiny, _mm256_shuffle_epi8(nibble_table(kHighByLowNibble), low_nibble)));
   high = _mm256_or_si256(high, _mm256_and_si256(nan, magnitude_mask));
   __m256i low = _mm256_shuffle_epi8(nibble_table(kLowByLowNibble), low_nibble);
   low = _mm256_xor_si256(
-      low, _mm256_and_si256(tiny, _mm256_shuffle_epi8(nibble_table(kLowFixByLowNibble), low_nibble)));
+      low,
+      _mm256_and_si256(tiny, _mm256_shuffle_epi8(nibble_table(kLowFixByLowNibble), low_nibble)));
 
   const __m256i first = _mm256_unpacklo_epi8(low, high);
   const __m256i second = _mm256_unpackhi_epi8(low, high);

@@ -1,4 +1,5 @@
-// AVX-512 (F, BW, VL, DQ): 16 f32 lanes, 32 registers. With AVX512_BF16 also the bf16 pair dot product.
+// AVX-512 (F, BW, VL, DQ): 16 f32 lanes, 32 registers. With AVX512_BF16 also the bf16 pair dot
+// product.
 #pragma once
 
 #include <immintrin.h>
@@ -20,22 +21,42 @@ constexpr bool kHasBf16Dot = true;
 constexpr bool kHasBf16Dot = false;
 #endif
 
-SGL_INLINE Vec zero() { return _mm512_setzero_ps(); }
-SGL_INLINE Vec set1(float x) { return _mm512_set1_ps(x); }
-SGL_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
-SGL_INLINE void store(float* p, Vec v) { _mm512_storeu_ps(p, v); }
-SGL_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
-SGL_INLINE Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
-SGL_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+SGL_INLINE Vec zero() {
+  return _mm512_setzero_ps();
+}
+SGL_INLINE Vec set1(float x) {
+  return _mm512_set1_ps(x);
+}
+SGL_INLINE Vec load(const float* p) {
+  return _mm512_loadu_ps(p);
+}
+SGL_INLINE void store(float* p, Vec v) {
+  _mm512_storeu_ps(p, v);
+}
+SGL_INLINE Vec add(Vec a, Vec b) {
+  return _mm512_add_ps(a, b);
+}
+SGL_INLINE Vec mul(Vec a, Vec b) {
+  return _mm512_mul_ps(a, b);
+}
+SGL_INLINE Vec fma(Vec a, Vec b, Vec c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
 
-SGL_INLINE __m256i load32(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+SGL_INLINE __m256i load32(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
 
 SGL_INLINE Vec load_act(const bf16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load32(p)), 16));
 }
-SGL_INLINE Vec load_act(const fp16_t* p) { return _mm512_cvtph_ps(load32(p)); }
+SGL_INLINE Vec load_act(const fp16_t* p) {
+  return _mm512_cvtph_ps(load32(p));
+}
 
-SGL_INLINE void store_out(float* p, Vec v) { store(p, v); }
+SGL_INLINE void store_out(float* p, Vec v) {
+  store(p, v);
+}
 // Not VCVTNEPS2BF16: that instruction flushes subnormals, and all tiers round alike.
 SGL_INLINE void store_out(bf16_t* p, Vec v) {
   const __m512i u = _mm512_castps_si512(v);
@@ -50,18 +71,20 @@ SGL_INLINE void store_out(fp16_t* p, Vec v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-SGL_INLINE __m512i pairs_of(const bf16_t* p) { return _mm512_loadu_si512(p); }
+SGL_INLINE __m512i pairs_of(const bf16_t* p) {
+  return _mm512_loadu_si512(p);
+}
 
-// 32 codes (16 columns x 2 k) to bf16 in 16-bit lanes: normals by shift and add, subnormals by a table in
-// a register, NaN by a mask. Exact for every code and independent of FTZ and DAZ.
+// 32 codes (16 columns x 2 k) to bf16 in 16-bit lanes: normals by shift and add, subnormals by a
+// table in a register, NaN by a mask. Exact for every code and independent of FTZ and DAZ.
 SGL_INLINE __m512i pairs_of(const e4m3_t* p) {
   const __m512i codes = _mm512_cvtepu8_epi16(load32(p));
   const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi16(0x7F));
   const __m512i subnormals = _mm512_castsi128_si512(
       _mm_setr_epi16(0x0000, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60));
   __m512i bits = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(0x3C00));
-  bits = _mm512_mask_permutexvar_epi16(bits, _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8)),
-                                       magnitude, subnormals);
+  bits = _mm512_mask_permutexvar_epi16(
+      bits, _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8)), magnitude, subnormals);
   bits = _mm512_mask_mov_epi16(bits, _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7F)),
                                _mm512_set1_epi16(0x7FF0));
   // bits | ((codes << 8) & 0x8000)

@@ -17,20 +17,42 @@ constexpr int kMicroVecs = 4;
 constexpr int kGroupVecs = 2;
 constexpr bool kHasBf16Dot = false;
 
-SGL_INLINE Vec zero() { return vdupq_n_f32(0.f); }
-SGL_INLINE Vec set1(float x) { return vdupq_n_f32(x); }
-SGL_INLINE Vec load(const float* p) { return vld1q_f32(p); }
-SGL_INLINE void store(float* p, Vec v) { vst1q_f32(p, v); }
-SGL_INLINE Vec add(Vec a, Vec b) { return vaddq_f32(a, b); }
-SGL_INLINE Vec mul(Vec a, Vec b) { return vmulq_f32(a, b); }
-SGL_INLINE Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
+SGL_INLINE Vec zero() {
+  return vdupq_n_f32(0.f);
+}
+SGL_INLINE Vec set1(float x) {
+  return vdupq_n_f32(x);
+}
+SGL_INLINE Vec load(const float* p) {
+  return vld1q_f32(p);
+}
+SGL_INLINE void store(float* p, Vec v) {
+  vst1q_f32(p, v);
+}
+SGL_INLINE Vec add(Vec a, Vec b) {
+  return vaddq_f32(a, b);
+}
+SGL_INLINE Vec mul(Vec a, Vec b) {
+  return vmulq_f32(a, b);
+}
+SGL_INLINE Vec fma(Vec a, Vec b, Vec c) {
+  return vfmaq_f32(c, a, b);
+}
 
-SGL_INLINE uint16x4_t load_u16(const void* p) { return vld1_u16(static_cast<const uint16_t*>(p)); }
+SGL_INLINE uint16x4_t load_u16(const void* p) {
+  return vld1_u16(static_cast<const uint16_t*>(p));
+}
 
-SGL_INLINE Vec load_act(const bf16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(load_u16(p), 16)); }
-SGL_INLINE Vec load_act(const fp16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(load_u16(p))); }
+SGL_INLINE Vec load_act(const bf16_t* p) {
+  return vreinterpretq_f32_u32(vshll_n_u16(load_u16(p), 16));
+}
+SGL_INLINE Vec load_act(const fp16_t* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(load_u16(p)));
+}
 
-SGL_INLINE void store_out(float* p, Vec v) { store(p, v); }
+SGL_INLINE void store_out(float* p, Vec v) {
+  store(p, v);
+}
 SGL_INLINE void store_out(bf16_t* p, Vec v) {
   const uint32x4_t u = vreinterpretq_u32_f32(v);
   const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
@@ -38,7 +60,9 @@ SGL_INLINE void store_out(bf16_t* p, Vec v) {
   const uint32x4_t number = vceqq_f32(v, v);
   vst1_u16(&p->bits, vmovn_u32(vbslq_u32(number, rounded, vdupq_n_u32(0x7FC0))));
 }
-SGL_INLINE void store_out(fp16_t* p, Vec v) { vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
+SGL_INLINE void store_out(fp16_t* p, Vec v) {
+  vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+}
 
 // 8 bf16 pairs in two registers: the even k is the low half of each 32-bit lane.
 SGL_INLINE void split_pairs(uint16x8_t first, uint16x8_t second, Vec* even, Vec* odd) {
@@ -70,8 +94,8 @@ SGL_INLINE void decode_pairs(const e4m3_t* p, Vec* even, Vec* odd) {
   uint8x16_t low = vqtbl1q_u8(vld1q_u8(kLowByLowNibble), low_nibble);
   low = veorq_u8(low, vandq_u8(tiny, vqtbl1q_u8(vld1q_u8(kLowFixByLowNibble), low_nibble)));
 
-  split_pairs(vreinterpretq_u16_u8(vzip1q_u8(low, high)), vreinterpretq_u16_u8(vzip2q_u8(low, high)),
-              even, odd);
+  split_pairs(vreinterpretq_u16_u8(vzip1q_u8(low, high)),
+              vreinterpretq_u16_u8(vzip2q_u8(low, high)), even, odd);
 }
 
 }  // namespace SGL_TIER

@@ -1,6 +1,7 @@
-// The portable tier: plain C++ over a 4-lane vector extension type, no ISA flag. The compiler lowers it to
-// whatever the baseline has (SSE2, or nothing). Multiply and add stay separate instructions, and that is
-// still bit-equal to the FMA tiers: see "exact products" in docs/numerics.md.
+// The portable tier: plain C++ over a 4-lane vector extension type, no ISA flag. The compiler
+// lowers it to whatever the baseline has (SSE2, or nothing). Multiply and add stay separate
+// instructions, and that is still bit-equal to the FMA tiers: see "exact products" in
+// docs/numerics.md.
 #pragma once
 
 #include "types.h"
@@ -15,17 +16,29 @@ constexpr int kMicroVecs = 4;
 constexpr int kGroupVecs = 1;
 constexpr bool kHasBf16Dot = false;
 
-SGL_INLINE Vec zero() { return Vec{0.f, 0.f, 0.f, 0.f}; }
-SGL_INLINE Vec set1(float x) { return Vec{x, x, x, x}; }
+SGL_INLINE Vec zero() {
+  return Vec{0.f, 0.f, 0.f, 0.f};
+}
+SGL_INLINE Vec set1(float x) {
+  return Vec{x, x, x, x};
+}
 SGL_INLINE Vec load(const float* p) {
   Vec v;
   memcpy(&v, p, sizeof(v));
   return v;
 }
-SGL_INLINE void store(float* p, Vec v) { memcpy(p, &v, sizeof(v)); }
-SGL_INLINE Vec add(Vec a, Vec b) { return a + b; }
-SGL_INLINE Vec mul(Vec a, Vec b) { return a * b; }
-SGL_INLINE Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+SGL_INLINE void store(float* p, Vec v) {
+  memcpy(p, &v, sizeof(v));
+}
+SGL_INLINE Vec add(Vec a, Vec b) {
+  return a + b;
+}
+SGL_INLINE Vec mul(Vec a, Vec b) {
+  return a * b;
+}
+SGL_INLINE Vec fma(Vec a, Vec b, Vec c) {
+  return a * b + c;
+}
 
 template <typename act_t>
 SGL_INLINE Vec load_act(const act_t* p) {

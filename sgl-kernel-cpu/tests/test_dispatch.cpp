@@ -1,0 +1,86 @@
+// Which tier is chosen for which processor, including processors this machine is not.
+#include <stdexcept>
+
+#include "check.h"
+#include "dispatch.h"
+
+using namespace sgl_kernel;
+
+#if defined(__x86_64__)
+
+static CpuFeatures haswell() {
+  CpuFeatures f;
+  f.avx2 = f.fma = f.f16c = f.os_avx = true;
+  return f;
+}
+
+static CpuFeatures skylake_server() {
+  CpuFeatures f = haswell();
+  f.avx512f = f.avx512bw = f.avx512vl = f.avx512dq = f.os_avx512 = true;
+  return f;
+}
+
+static CpuFeatures cooper_lake() {
+  CpuFeatures f = skylake_server();
+  f.avx512_bf16 = true;
+  return f;
+}
+
+TEST(best_tier_by_processor) {
+  CHECK(best_tier(CpuFeatures()) == Tier::scalar, "no features");
+  CHECK(best_tier(haswell()) == Tier::avx2, "Haswell");
+  CHECK(best_tier(skylake_server()) == Tier::avx512, "Skylake server");
+  CHECK(best_tier(cooper_lake()) == Tier::avx512_bf16, "Cooper Lake");
+}
+
+TEST(every_single_missing_feature_lowers_the_tier) {
+  bool CpuFeatures::* const avx2_needs[] = {&CpuFeatures::avx2, &CpuFeatures::fma,
+                                            &CpuFeatures::f16c, &CpuFeatures::os_avx};
+  for (const auto feature : avx2_needs) {
+    CpuFeatures f = cooper_lake();
+    f.*feature = false;
+    CHECK(best_tier(f) == Tier::scalar, "without an AVX2 requirement: %s", tier_name(best_tier(f)));
+  }
+  bool CpuFeatures::* const avx512_needs[] = {&CpuFeatures::avx512f, &CpuFeatures::avx512bw,
+                                              &CpuFeatures::avx512vl, &CpuFeatures::avx512dq,
+                                              &CpuFeatures::os_avx512};
+  for (const auto feature : avx512_needs) {
+    CpuFeatures f = cooper_lake();
+    f.*feature = false;
+    CHECK(best_tier(f) == Tier::avx2, "without an AVX-512 requirement: %s",
+          tier_name(best_tier(f)));
+  }
+}
+
+TEST(requested_tier_lowers_and_never_raises) {
+  for (const char* name : {"scalar", "avx2", "avx512", "avx512_bf16"}) {
+    CHECK(std::string(tier_name(choose_tier(name, cooper_lake()))) == name, "%s", name);
+  }
+  const struct {
+    const char* requested;
+    const char* part_of_message;
+  } refused[] = {
+      {"avx512", "SGL_KERNEL_ISA=avx512: the CPU lacks AVX512F; this machine can run scalar, avx2"},
+      {"neon", "not part of the library built for this architecture"},
+      {"AVX2", "SGL_KERNEL_ISA=AVX2: no such tier; this machine can run scalar, avx2"},
+  };
+  for (const auto& c : refused) {
+    std::string message;
+    try {
+      choose_tier(c.requested, haswell());
+    } catch (const std::runtime_error& e) {
+      message = e.what();
+    }
+    CHECK(message.find(c.part_of_message) != std::string::npos, "%s: '%s'", c.requested,
+          message.c_str());
+  }
+}
+
+#endif
+
+TEST(every_runnable_tier_has_kernels) {
+  for (const std::string& name : tiers_under_test()) {
+    const KernelTable& table = kernel_table(choose_tier(name.c_str(), detect_cpu_features()));
+    CHECK(table.gemm_e4m3 != nullptr && table.gemm_bf16 != nullptr, "%s", name.c_str());
+  }
+}

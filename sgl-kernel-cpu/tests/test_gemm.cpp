@@ -1,0 +1,388 @@
+// Every kernel shape of every tier against a double reference, in memory with guard pages.
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "dispatch.h"
+#include "gemm.h"
+#include "guarded_buffer.h"
+
+using namespace sgl_kernel;
+
+namespace {
+
+template <typename T>
+constexpr bool is_bf16 = std::is_same<T, bf16_t>::value;
+
+struct Case {
+  int64_t M, N, K;
+  bool packed = true;
+  bool bias = false;
+  bool per_channel = false;
+  OutType out = OutType::f32;
+  int64_t row_padding = 0;  // elements between rows of mat1 and of out
+};
+
+// A product with its own inputs, outputs and reference.
+template <typename act_t, typename weight_t>
+class Product {
+ public:
+  Product(const Case& c, unsigned seed)
+      : case_(c),
+        mat1_((c.M - 1) * (c.K + c.row_padding) + c.K),
+        weight_(c.N * c.K),
+        packed_(c.N * c.K),
+        scales_(c.per_channel ? c.N : 1),
+        bias_(c.N) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    for (int64_t i = 0; i < mat1_.size(); ++i) from_float(normal(random), &mat1_[i]);
+    for (int64_t i = 0; i < weight_.size(); ++i) set_weight(&weight_[i], normal(random), random());
+    for (int64_t i = 0; i < scales_.size(); ++i)
+      scales_[i] = 0.25f + 0.01f * static_cast<float>(random() % 100);
+    for (int64_t i = 0; i < bias_.size(); ++i) bias_[i] = normal(random);
+    pack_weight_blocks(weight_.data(), packed_.data(), sizeof(weight_t), c.N, c.K, 0,
+                       div_up(c.N, kBlockN));
+  }
+
+  GemmArgs args() {
+    GemmArgs a;
+    a.M = case_.M;
+    a.N = case_.N;
+    a.K = case_.K;
+    a.mat1 = mat1_.data();
+    a.mat1_stride = case_.K + case_.row_padding;
+    a.mat1_type = is_bf16<act_t> ? ActType::bf16 : ActType::fp16;
+    a.mat2 = case_.packed ? packed_.data() : weight_.data();
+    a.mat2_type = is_bf16<weight_t> ? WeightType::bf16 : WeightType::e4m3;
+    a.is_vnni = case_.packed;
+    a.scales = scales_.data();
+    a.scale_stride = case_.per_channel ? 1 : 0;
+    a.bias = case_.bias ? bias_.data() : nullptr;
+    a.out_type = case_.out;
+    return a;
+  }
+
+  act_t* mat1_row(int64_t m) { return mat1_.data() + m * (case_.K + case_.row_padding); }
+  weight_t* weight() { return weight_.data(); }
+  void repack() {
+    pack_weight_blocks(weight_.data(), packed_.data(), sizeof(weight_t), case_.N, case_.K, 0,
+                       div_up(case_.N, kBlockN));
+  }
+
+  // Value, and a bound on the error of a chain of K f32 additions plus the roundings that follow.
+  void reference(int64_t m, int64_t n, double* value, double* bound) {
+    double sum = 0, magnitude = 0;
+    for (int64_t k = 0; k < case_.K; ++k) {
+      const double product =
+          static_cast<double>(to_float(mat1_row(m)[k])) * to_float(weight_[n * case_.K + k]);
+      sum += product;
+      magnitude += std::fabs(product);
+    }
+    const double scale = scales_[case_.per_channel ? n : 0];
+    const double bias = case_.bias ? bias_[n] : 0.0;
+    *value = sum * scale + bias;
+    const double f32_epsilon = 0x1p-24;
+    *bound = (static_cast<double>(case_.K) + 2) * f32_epsilon * magnitude * scale +
+             f32_epsilon * (std::fabs(*value) + std::fabs(bias));
+  }
+
+ private:
+  static void set_weight(bf16_t* w, float normal, unsigned) { from_float(normal, w); }
+  static void set_weight(e4m3_t* w, float, unsigned random) {
+    const uint8_t code = static_cast<uint8_t>(random);
+    w->bits = (code & 0x7F) == 0x7F ? static_cast<uint8_t>(code ^ 1) : code;  // every finite code
+  }
+
+  Case case_;
+  GuardedBuffer<act_t> mat1_;
+  GuardedBuffer<weight_t> weight_;
+  GuardedBuffer<weight_t> packed_;
+  GuardedBuffer<float> scales_;
+  GuardedBuffer<float> bias_;
+};
+
+void run_tasks(const KernelTable& table, const GemmArgs& args, int64_t chunks) {
+  const int64_t tasks = gemm_task_count(args);
+  for (int64_t i = 0; i < chunks; ++i) {
+    const TaskRange range{tasks * i / chunks, tasks * (i + 1) / chunks};
+    if (range.begin == range.end) continue;
+    void* scratch =
+        std::aligned_alloc(64, static_cast<size_t>(round_up(gemm_scratch_bytes(args), 64)));
+    std::memset(scratch, 0xFF, static_cast<size_t>(gemm_scratch_bytes(args)));
+    run_gemm(table, args, range, scratch);
+    std::free(scratch);
+  }
+}
+
+const KernelTable& table_of(const std::string& tier) {
+  return kernel_table(choose_tier(tier.c_str(), detect_cpu_features()));
+}
+
+template <typename act_t, typename weight_t, typename out_t>
+void check_case(const std::string& tier, const Case& c) {
+  Product<act_t, weight_t> product(c, static_cast<unsigned>(c.M * 131 + c.N * 17 + c.K));
+  GemmArgs args = product.args();
+  const int64_t stride = c.N + c.row_padding;
+  GuardedBuffer<out_t> out((c.M - 1) * stride + c.N);
+  args.out = out.data();
+  args.out_stride = stride;
+  run_tasks(table_of(tier), args, 1);
+
+  const double out_epsilon = sizeof(out_t) == 4 ? 0.0 : is_bf16<out_t> ? 0x1p-8 : 0x1p-11;
+  for (int64_t m = 0; m < c.M; ++m) {
+    for (int64_t n = 0; n < c.N; ++n) {
+      double expected, bound;
+      product.reference(m, n, &expected, &bound);
+      // 2^-25 covers outputs that are subnormal halves.
+      bound += out_epsilon * std::fabs(expected) * 1.01 + (out_epsilon > 0 ? 0x1p-25 : 0);
+      const double got = to_float(out[m * stride + n]);
+      CHECK(std::fabs(got - expected) <= bound,
+            "%s M=%ld N=%ld K=%ld packed=%d bias=%d per_channel=%d at (%ld, %ld): expected %.9g, "
+            "got %.9g, bound %g",
+            tier.c_str(), (long)c.M, (long)c.N, (long)c.K, c.packed, c.bias, c.per_channel, (long)m,
+            (long)n, expected, got, bound);
+    }
+    // Padding between rows is not ours to write.
+    for (int64_t n = c.N; n < stride && m + 1 < c.M; ++n) {
+      CHECK(std::isnan(to_float(out[m * stride + n])), "%s wrote padding at (%ld, %ld)",
+            tier.c_str(), (long)m, (long)n);
+    }
+  }
+}
+
+const int64_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 25};
+
+}  // namespace
+
+TEST(products_match_the_double_reference) {
+  for (const std::string& tier : tiers_under_test()) {
+    for (const int64_t M : kRows) {
+      for (const int64_t N : {1, 15, 31, 32, 33, 64, 97}) {
+        for (const int64_t K : {1, 2, 3, 31, 64, 130}) {
+          Case c{M, N, K};
+          c.bias = (M + N) % 2 == 0;
+          c.per_channel = (N + K) % 3 == 0;
+          c.row_padding = M % 3 == 0 ? 5 : 0;
+          for (const bool packed : {true, false}) {
+            c.packed = packed;
+            c.out = OutType::f32;
+            check_case<bf16_t, e4m3_t, float>(tier, c);
+            check_case<fp16_t, e4m3_t, float>(tier, c);
+            check_case<bf16_t, bf16_t, float>(tier, c);
+            check_case<fp16_t, bf16_t, float>(tier, c);
+          }
+          c.out = OutType::bf16;
+          check_case<bf16_t, e4m3_t, bf16_t>(tier, c);
+          c.out = OutType::fp16;
+          check_case<fp16_t, bf16_t, fp16_t>(tier, c);
+        }
+      }
+    }
+  }
+}
+
+TEST(blocks_of_rows_and_of_k) {
+  for (const std::string& tier : tiers_under_test()) {
+    for (const Case& c : {Case{97, 40, 515}, Case{193, 33, 70}, Case{5, 32 * kChunkBlocks + 7, 64},
+                          Case{2, 32, 1100}}) {
+      check_case<bf16_t, e4m3_t, float>(tier, c);
+      check_case<fp16_t, e4m3_t, float>(tier, c);
+      check_case<bf16_t, bf16_t, float>(tier, c);
+    }
+  }
+}
+
+TEST(every_code_is_exact_through_every_path) {
+  // K = 1 and an activation of 1: the output is the decoded code. M = 1 decodes in registers, M = 8
+  // in a panel.
+  for (const std::string& tier : tiers_under_test()) {
+    for (const int64_t M : {1, 2, 3, 4, 8}) {
+      for (const bool packed : {true, false}) {
+        for (const int64_t K : {1, 2}) {
+          Case c{M, 256, K};
+          c.packed = packed;
+          Product<bf16_t, e4m3_t> product(c, 1);
+          for (int64_t n = 0; n < 256; ++n) {
+            for (int64_t k = 0; k < K; ++k)
+              product.weight()[n * K + k].bits = static_cast<uint8_t>(k == K - 1 ? n : 0);
+          }
+          product.repack();
+          for (int64_t m = 0; m < M; ++m) {
+            for (int64_t k = 0; k < K; ++k) from_float(1.f, product.mat1_row(m) + k);
+          }
+          GemmArgs args = product.args();
+          args.scales = nullptr;
+          GuardedBuffer<float> out(M * 256);
+          args.out = out.data();
+          args.out_stride = 256;
+          run_tasks(table_of(tier), args, 1);
+          for (int64_t m = 0; m < M; ++m) {
+            for (int code = 0; code < 256; ++code) {
+              const float expected = to_float(e4m3_t{static_cast<uint8_t>(code)});
+              const float got = out[m * 256 + code];
+              CHECK(got == expected || (std::isnan(got) && std::isnan(expected)),
+                    "%s M=%ld packed=%d code 0x%02X: expected %g, got %g", tier.c_str(), (long)M,
+                    packed, code, expected, got);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+template <typename act_t>
+static void check_batch_invariance(const std::string& tier) {
+  const int64_t M = 101, N = 70, K = 1029;
+  Case c{M, N, K};
+  c.bias = true;
+  Product<act_t, e4m3_t> product(c, 5);
+  GuardedBuffer<float> whole(M * N);
+  GemmArgs args = product.args();
+  args.out = whole.data();
+  args.out_stride = N;
+  run_tasks(table_of(tier), args, 1);
+  for (const int64_t chunks : {2, 3, 7}) {
+    GuardedBuffer<float> split(M * N);
+    args.out = split.data();
+    run_tasks(table_of(tier), args, chunks);
+    CHECK(std::memcmp(split.data(), whole.data(), M * N * sizeof(float)) == 0,
+          "%s: %ld chunks differ", tier.c_str(), (long)chunks);
+  }
+  for (const int64_t rows : {1, 2, 3, 4, 5, 13, 96}) {
+    GuardedBuffer<float> part(rows * N);
+    args.out = part.data();
+    args.M = rows;
+    run_tasks(table_of(tier), args, 1);
+    CHECK(std::memcmp(part.data(), whole.data(), rows * N * sizeof(float)) == 0,
+          "%s: %ld rows differ from %ld", tier.c_str(), (long)rows, (long)M);
+  }
+}
+
+TEST(bits_do_not_depend_on_rows_or_split) {
+  for (const std::string& tier : tiers_under_test()) {
+    check_batch_invariance<bf16_t>(tier);
+    check_batch_invariance<fp16_t>(tier);
+  }
+}
+
+TEST(f32_tiers_agree_bit_for_bit) {
+  const Case c{9, 65, 333};
+  std::vector<float> first;
+  for (const std::string& tier : tiers_under_test()) {
+    Product<fp16_t, e4m3_t> product(c, 11);
+    GuardedBuffer<float> out(c.M * c.N);
+    GemmArgs args = product.args();
+    args.out = out.data();
+    args.out_stride = c.N;
+    run_tasks(table_of(tier), args, 1);
+    if (first.empty()) first.assign(out.data(), out.data() + out.size());
+    CHECK(std::memcmp(first.data(), out.data(), first.size() * sizeof(float)) == 0,
+          "%s differs from %s", tier.c_str(), tiers_under_test()[0].c_str());
+  }
+}
+
+TEST(scaling_mat1_by_a_power_of_two_scales_the_result) {
+  const Case c{3, 40, 64};
+  for (const std::string& tier : tiers_under_test()) {
+    std::vector<float> base;
+    for (const int power : {0, -60, -20, -10, 10, 20, 60}) {
+      Product<bf16_t, e4m3_t> product(c, 21);
+      for (int64_t m = 0; m < c.M; ++m) {
+        for (int64_t k = 0; k < c.K; ++k) {
+          bf16_t* x = product.mat1_row(m) + k;
+          from_float(std::ldexp(to_float(*x), power), x);
+        }
+      }
+      GuardedBuffer<float> out(c.M * c.N);
+      GemmArgs args = product.args();
+      args.out = out.data();
+      args.out_stride = c.N;
+      run_tasks(table_of(tier), args, 1);
+      if (power == 0) base.assign(out.data(), out.data() + out.size());
+      for (int64_t i = 0; i < out.size(); ++i) {
+        CHECK(out[i] == std::ldexp(base[i], power), "%s 2^%d: expected %a, got %a", tier.c_str(),
+              power, std::ldexp(base[i], power), out[i]);
+      }
+    }
+  }
+}
+
+#if defined(__x86_64__)
+TEST(ftz_and_daz_change_nothing) {
+  const Case c{5, 40, 65};
+  for (const std::string& tier : tiers_under_test()) {
+    Product<bf16_t, e4m3_t> product(c, 31);
+    // Subnormal activations and sums, which FTZ or DAZ would turn to zero.
+    for (int64_t k = 0; k < c.K; ++k)
+      product.mat1_row(0)[k].bits = static_cast<uint16_t>(1 + k % 64);
+    GuardedBuffer<float> plain(c.M * c.N), flushed(c.M * c.N);
+    GemmArgs args = product.args();
+    args.out_stride = c.N;
+    args.out = plain.data();
+    run_tasks(table_of(tier), args, 1);
+    const unsigned saved = __builtin_ia32_stmxcsr();
+    const unsigned ftz_daz_round_down = saved | 0x8040u | 0x2000u;
+    __builtin_ia32_ldmxcsr(ftz_daz_round_down);
+    args.out = flushed.data();
+    run_tasks(table_of(tier), args, 1);
+    const unsigned after = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(saved);
+    CHECK((after & 0xFFC0u) == (ftz_daz_round_down & 0xFFC0u),
+          "%s: the caller's MXCSR changed to 0x%x", tier.c_str(), after);
+    CHECK(std::memcmp(plain.data(), flushed.data(), c.M * c.N * sizeof(float)) == 0, "%s",
+          tier.c_str());
+  }
+}
+#endif
+
+TEST(batched_products_are_single_products) {
+  const int64_t B = 3, M = 5, N = 45, K = 33;
+  for (const std::string& tier : tiers_under_test()) {
+    std::mt19937 random(3);
+    GuardedBuffer<bf16_t> mat1(B * M * K);
+    GuardedBuffer<e4m3_t> mat2(B * N * K);
+    GuardedBuffer<float> scales(B), batched(M * B * N), single(M * N);
+    for (int64_t i = 0; i < mat1.size(); ++i)
+      from_float(static_cast<float>(random() % 17) - 8.f, &mat1[i]);
+    for (int64_t i = 0; i < mat2.size(); ++i) mat2[i].bits = static_cast<uint8_t>(random() % 0x7F);
+    for (int64_t b = 0; b < B; ++b) scales[b] = 1.f + static_cast<float>(b);
+    // mat1 and out are [M, B, *] in memory, as attention holds them.
+    BmmArgs args;
+    args.batch = B;
+    args.mat1_batch_stride = K;
+    args.out_batch_stride = N;
+    args.scale_batch_stride = 1;
+    args.gemm.M = M;
+    args.gemm.N = N;
+    args.gemm.K = K;
+    args.gemm.mat1 = mat1.data();
+    args.gemm.mat1_stride = B * K;
+    args.gemm.mat2 = mat2.data();
+    args.gemm.scales = scales.data();
+    args.gemm.out_type = OutType::f32;
+    args.gemm.out = batched.data();
+    args.gemm.out_stride = B * N;
+    const int64_t tasks = bmm_task_count(args);
+    void* scratch =
+        std::aligned_alloc(64, static_cast<size_t>(round_up(gemm_scratch_bytes(args.gemm), 64)));
+    run_bmm(table_of(tier), args, {0, tasks / 2 + 1}, scratch);
+    run_bmm(table_of(tier), args, {tasks / 2 + 1, tasks}, scratch);
+    for (int64_t b = 0; b < B; ++b) {
+      GemmArgs gemm = args.gemm;
+      gemm.mat1 = mat1.data() + b * K;
+      gemm.mat2 = mat2.data() + b * N * K;
+      gemm.scales = scales.data() + b;
+      gemm.out = single.data();
+      gemm.out_stride = N;
+      run_gemm(table_of(tier), gemm, {0, gemm_task_count(gemm)}, scratch);
+      for (int64_t m = 0; m < M; ++m) {
+        CHECK(std::memcmp(&batched[m * B * N + b * N], &single[m * N], N * sizeof(float)) == 0,
+              "%s batch %ld row %ld", tier.c_str(), (long)b, (long)m);
+      }
+    }
+    std::free(scratch);
+  }
+}

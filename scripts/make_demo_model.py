@@ -268,7 +268,6 @@ def is_complete(out: Path) -> bool:
 def make_demo_models(out: Path, quiet: bool) -> None:
     """Writes both models and the stamp; an interrupted run leaves no stamp."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / ".stamp").unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".tmp-") as scratch:
         bf16 = Path(scratch) / BF16_NAME
         bf16.mkdir()
@@ -277,6 +276,7 @@ def make_demo_models(out: Path, quiet: bool) -> None:
         quantize_checkpoint(bf16, fp8, SCHEMES["per-tensor"], show_progress=not quiet)
         what = "Linear layers in FP8 (e4m3), one scale a weight; embeddings and norms in bf16."
         (fp8 / "README.md").write_text(make_card(FP8_NAME, what))
+        (out / ".stamp").unlink(missing_ok=True)
         for model in (bf16, fp8):
             target = out / model.name
             if target.exists():

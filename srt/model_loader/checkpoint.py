@@ -150,7 +150,7 @@ class Checkpoint:
         return name in self._metas
 
     def __iter__(self) -> Iterator[TensorMeta]:
-        """All tensors' metadata, by file and within a file as it lies there."""
+        """All tensors' metadata, by file."""
         return iter(self._metas.values())
 
     def __len__(self) -> int:
@@ -283,12 +283,12 @@ def _read_index(index: Path) -> dict[str, str]:
 
 
 def _read_header(file: Path) -> list[TensorMeta]:
-    """Metadata of all tensors of `file`, in the order of their data; the library validates it."""
+    """Metadata of all tensors of `file`; the library validates it."""
     try:
         # "numpy" opens the file without importing torch; no data is read either way.
         with safe_open(file, framework="numpy") as handle:
             metas = []
-            for name in handle.offset_keys():
+            for name in handle.keys():  # noqa: SIM118  it is not a mapping
                 entry = handle.get_slice(name)
                 metas.append(_tensor_meta(file, name, entry.get_dtype(), entry.get_shape()))
     except (SafetensorError, OSError) as error:

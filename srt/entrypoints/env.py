@@ -56,6 +56,14 @@ def _text(name: str, value: object) -> str:
     """One fact in a line or, for a mapping, a line an entry."""
     if value is None:
         return "none"
+    if (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(entry, bool) for entry in value.values())
+    ):
+        absent = [key for key, entry in value.items() if not entry]
+        present = ", ".join(key for key, entry in value.items() if entry) or "none"
+        return f"{present}; absent: {', '.join(absent)}" if absent else present
     if isinstance(value, dict):
         return "\n".join(f"{key}: {_text(key, entry)}" for key, entry in value.items()) or "none"
     if isinstance(value, list):

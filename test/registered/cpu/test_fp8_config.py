@@ -59,8 +59,12 @@ def test_unsupported_schemes_are_named(config: dict[str, Any], named: str) -> No
     assert "supported" in str(info.value) or "expected" in str(info.value)
 
 
-@pytest.mark.parametrize("entry_prefix", ["", "model.", "language_model.model.", "model.language_model."])
-@pytest.mark.parametrize("name_prefix", ["", "model.", "language_model.model.", "model.language_model."])
+@pytest.mark.parametrize(
+    "entry_prefix", ["", "model.", "language_model.model.", "model.language_model."]
+)
+@pytest.mark.parametrize(
+    "name_prefix", ["", "model.", "language_model.model.", "model.language_model."]
+)
 def test_skip_lists_match_under_any_wrapper(entry_prefix: str, name_prefix: str) -> None:
     config = Fp8Config.from_config(
         {"modules_to_not_convert": [f"{entry_prefix}layers.1.self_attn", f"{entry_prefix}lm_head"]}

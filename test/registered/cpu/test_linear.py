@@ -25,7 +25,9 @@ def load(layer: LinearBase, name: str, tensor: Tensor, shard: str | None = None)
     parameter = layer.get_parameter(name)
     assert isinstance(parameter, ModelParameter)
     shape = tuple(tensor.shape)
-    meta = TensorMeta(f"layer.{name}", CODES[tensor.dtype], shape, Path("f.safetensors"), tensor.nbytes)
+    meta = TensorMeta(
+        f"layer.{name}", CODES[tensor.dtype], shape, Path("f.safetensors"), tensor.nbytes
+    )
     parameter.check(meta, shard)
     parameter.load(tensor, meta, shard)
 

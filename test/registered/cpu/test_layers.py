@@ -1,0 +1,213 @@
+"""Norm, activation, rotary embedding, token table and attention against plain definitions in higher precision."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from srt.errors import UnsupportedConfigError
+from srt.layers.activation import SiluAndMul
+from srt.layers.attention import attention
+from srt.layers.layernorm import RMSNorm
+from srt.layers.rotary_embedding import apply_rotary, get_rope
+from srt.layers.vocab_embedding import LMHead, TiedLMHead, VocabEmbedding
+from srt.mem_cache.memory_pool import ContiguousSlotAllocator, MHATokenToKVPool
+from srt.test.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=6, suite="per-commit")
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("magnitude", [1e-3, 1.0, 100.0])
+def test_rms_norm_is_rounded_once(dtype: torch.dtype, magnitude: float) -> None:
+    norm = RMSNorm(96, eps=1e-5)
+    norm.weight = torch.nn.Parameter(randn(96, dtype=torch.float32, seed=1), requires_grad=False)
+    x = (randn(7, 96, dtype=torch.float32) * magnitude).to(dtype)
+    expected = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    expected = expected * norm.weight.double()
+    out = norm(x)
+    assert out.dtype == dtype
+    torch.testing.assert_close(
+        out.double(), expected, rtol=torch.finfo(dtype).eps, atol=torch.finfo(torch.float32).eps
+    )
+
+
+def test_silu_and_mul() -> None:
+    x = randn(5, 2 * 33)
+    gate, up = x.double().chunk(2, dim=-1)
+    expected = gate / (1 + (-gate).exp()) * up
+    torch.testing.assert_close(SiluAndMul()(x).double(), expected, rtol=2**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("parameters", [{"rope_theta": 10000.0}, LLAMA3], ids=["default", "llama3"])
+def test_rotary_embedding_is_that_of_transformers(parameters: dict[str, Any]) -> None:
+    config = LlamaConfig(
+        head_dim=64,
+        max_position_embeddings=131072,
+        rope_parameters={"rope_type": "default", **parameters},
+    )
+    positions = torch.tensor([0, 1, 77, 8191, 100_000])
+    cos, sin = LlamaRotaryEmbedding(config)(torch.empty(1, 1), positions[None])
+    x = randn(5, 3, 64, dtype=torch.float32)
+    half = torch.cat([-x[..., 32:], x[..., :32]], dim=-1)
+    expected = x * cos[0][:, None] + half * sin[0][:, None]
+    out = apply_rotary(x, *get_rope(64, parameters)(positions))
+    # float32 angles near 1e5 differ by their last bit when the frequencies do.
+    torch.testing.assert_close(out, expected, rtol=0, atol=0.05)
+    torch.testing.assert_close(out[:3], expected[:3], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"rope_type": "yarn", "rope_theta": 1e4}, "yarn"),
+        ({"rope_type": "llama3", "rope_theta": 1e4}, "factor"),
+        ({"rope_type": "default"}, "rope_theta"),
+        ({"rope_theta": 1e4, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ],
+)
+def test_other_rotary_embeddings_are_refused(parameters: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedConfigError, match=named):
+        get_rope(64, parameters)
+
+
+@pytest.mark.parametrize(("vocab_size", "hidden_size"), [(1007, 96), (64, 64), (33, 31)])
+def test_tied_table_is_held_once_and_read_both_ways(vocab_size: int, hidden_size: int) -> None:
+    table = randn(vocab_size, hidden_size)
+    embedding = VocabEmbedding(vocab_size, hidden_size, torch.bfloat16, packed=True)
+    embedding.weight = torch.nn.Parameter(table, requires_grad=False)
+    embedding.process_weights_after_loading()
+    head = TiedLMHead(embedding)
+    assert list(head.parameters()) == []
+    ids = torch.tensor([0, vocab_size - 1, 5, 5, 31])
+    assert torch.equal(embedding(ids), table[ids])
+    x = randn(3, hidden_size)
+    logits = head(x)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, x.float() @ table.float().T, rtol=1e-5, atol=1e-4)
+
+
+def test_untied_head_gives_float32_logits() -> None:
+    head = LMHead(96, 1007, quant_config=None)
+    table = randn(1007, 96)
+    head.weight = torch.nn.Parameter(table, requires_grad=False)
+    head.process_weights_after_loading()
+    logits = head(randn(2, 96))
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, randn(2, 96).float() @ table.float().T, rtol=1e-5, atol=1e-4)
+
+
+# Each request: tokens in the cache before, tokens of this pass.
+ATTENTION_BATCHES = {
+    "prefill": [(0, 11)],
+    "one token": [(0, 1)],
+    "chunk": [(40, 7)],
+    "decode": [(12, 1), (1, 1), (57, 1)],
+    "mixed": [(0, 5), (33, 1), (17, 9)],
+}
+
+
+@pytest.mark.parametrize("batch", ATTENTION_BATCHES.values(), ids=ATTENTION_BATCHES)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 1), (4, 2), (2, 2)])
+def test_attention(batch: list[tuple[int, int]], num_heads: int, num_kv_heads: int) -> None:
+    head_dim, slots = 32, 300
+    total = sum(new for _, new in batch)
+    q = randn(total, num_heads, head_dim, seed=1)
+    k, v = (randn(total, num_kv_heads, head_dim, seed=s) for s in (2, 3))
+    # What no request owns is NaN: reading it would show.
+    caches = [torch.full((slots, num_kv_heads, head_dim), torch.nan).bfloat16() for _ in range(2)]
+    starts, locations, expected = [], [], []
+    start, first = 1, 0
+    for prefix, new in batch:
+        old = [randn(prefix, num_kv_heads, head_dim, seed=10 + start + i) for i in range(2)]
+        for cache, values in zip(caches, old, strict=True):
+            cache[start : start + prefix] = values
+        part = slice(first, first + new)
+        expected.append(
+            reference_attention(q[part], torch.cat([old[0], k[part]]), torch.cat([old[1], v[part]]))
+        )
+        starts.append(start)
+        locations += range(start + prefix, start + prefix + new)
+        start += prefix + new + 3
+        first += new
+    out = attention(
+        q,
+        k,
+        v,
+        *caches,
+        torch.tensor(locations),
+        torch.tensor(starts),
+        torch.tensor([sum(lengths) for lengths in batch]),
+        torch.tensor([new for _, new in batch]),
+        head_dim**-0.5,
+    )
+    torch.testing.assert_close(out.double(), torch.cat(expected), rtol=0, atol=0.02)
+    assert torch.equal(caches[0][locations], k)
+    assert torch.equal(caches[1][locations], v)
+
+
+def reference_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention in float64 of the last tokens of a sequence over all of it."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) / math.sqrt(q.shape[-1])
+    hidden = torch.ones(q.shape[0], k.shape[0]).tril(k.shape[0] - q.shape[0]) == 0
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+
+def test_padding_rows_give_zeros() -> None:
+    caches = [torch.full((9, 1, 32), torch.nan).bfloat16() for _ in range(2)]
+    q, k, v = randn(2, 3, 32), randn(2, 1, 32), randn(2, 1, 32)
+    starts, lengths = torch.tensor([4, 0]), torch.tensor([1, 0])
+    out = attention(q, k, v, *caches, starts, starts, lengths, torch.ones_like(lengths), 1.0)
+    assert torch.equal(out[0], v[0].expand(3, 32))
+    assert not out[1].any()
+
+
+def test_attention_operator_has_a_fake_that_agrees() -> None:
+    q, k = randn(2, 3, 32), randn(2, 1, 32)
+    caches = [torch.zeros(9, 1, 32).bfloat16() for _ in range(2)]
+    starts, lengths = torch.tensor([1, 5]), torch.tensor([1, 1])
+    args = (q, k, k, *caches, starts, starts, lengths, lengths, 1.0)
+    torch.library.opcheck(torch.ops.srt.attention.default, args)
+
+
+def test_slot_allocator_reuses_and_joins_ranges() -> None:
+    allocator = ContiguousSlotAllocator(10)
+    first, second, third = (allocator.alloc(n) for n in (4, 3, 3))
+    assert (first, second, third) == (1, 5, 8)
+    assert allocator.alloc(1) is None
+    allocator.free(5, 3)
+    assert allocator.alloc(4) is None
+    allocator.free(1, 4)
+    assert allocator.alloc(7) == 1
+    allocator.free(1, 7)
+    allocator.free(8, 3)
+    assert allocator.available_size == 10
+    with pytest.raises(ValueError, match="not all in use"):
+        allocator.free(3, 2)
+
+
+def test_pool_size() -> None:
+    pool = MHATokenToKVPool(10, 2, 3, 32, torch.bfloat16)
+    keys, values = pool.get_kv_buffer(1)
+    assert keys.shape == values.shape == (11, 3, 32)
+    per_token = MHATokenToKVPool.bytes_per_token(2, 3, 32, torch.bfloat16)
+    assert sum(t.nbytes for t in (*pool.k_buffer, *pool.v_buffer)) == 11 * per_token

@@ -66,6 +66,7 @@ class ModelConfig:
         check_architecture(architecture)
         quant_config = get_quantization_config(raw)
 
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig  # loads slowly, and only now is it needed
 
         required = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -81,7 +82,7 @@ class ModelConfig:
                 )
         try:
             hf_config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
             raise CheckpointError(
                 "transformers cannot read the configuration",
                 file=config_file,

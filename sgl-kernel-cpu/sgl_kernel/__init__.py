@@ -7,20 +7,21 @@ this machine cannot run makes the import fail with the reason.
 
 from sgl_kernel._library import cpu_info, load_library, set_isa
 
+# The ops must exist before anything below refers to them.
 __version__ = load_library()
 
-from sgl_kernel._fakes import register_fakes  # noqa: E402  the ops must exist first
+from sgl_kernel._fakes import register_fakes
 
 register_fakes()
 
-from sgl_kernel.ops import (  # noqa: E402
+from sgl_kernel.ops import (
     bmm_cpu,
     convert_weight_packed,
     fp8_per_channel_scaled_mm_cpu,
     fp8_per_tensor_scaled_mm_cpu,
     weight_packed_linear,
 )
-from sgl_kernel.packing import packed_index, unpack_rows  # noqa: E402
+from sgl_kernel.packing import packed_index, unpack_rows
 
 __all__ = [
     "__version__",

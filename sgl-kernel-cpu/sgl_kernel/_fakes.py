@@ -1,7 +1,7 @@
 """Fake kernels: the shape and dtype of each op's result, for torch.compile and FakeTensor.
 
-They check what they can see so that a wrong graph fails while it is traced. Raw ``meta`` tensors are
-refused like any other device: a CPU kernel has nothing to say about them.
+They check what they can see so that a wrong graph fails while it is traced. Raw ``meta`` tensors
+are refused like any other device: a CPU kernel has nothing to say about them.
 """
 
 import torch

@@ -1,11 +1,11 @@
 """Typed wrappers of the ops; names, argument order and meaning are those of SGLang's CPU backend.
 
-Shapes: M rows of activations, N output columns, K the reduced dimension. All tensors are on the CPU.
-Every op raises ``RuntimeError`` for a bad argument, before anything is computed; the message names the
-op, the argument, what was expected and what came. M = 0 gives an empty result.
+Shapes: M rows of activations, N output columns, K the reduced dimension. All tensors are on the
+CPU. Every op raises ``RuntimeError`` for a bad argument, before anything is computed; the message
+names the op, the argument, what was expected and what came. M = 0 gives an empty result.
 
-Numerics: e4m3 codes are decoded exactly (subnormals, NaN), products and sums are f32, and the result is
-rounded once. See docs/numerics.md.
+Numerics: e4m3 codes are decoded exactly (subnormals, NaN), products and sums are f32, and the
+result is rounded once. See docs/numerics.md.
 """
 
 import torch
@@ -75,7 +75,7 @@ def weight_packed_linear(
     is_vnni: bool,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``mat1 @ mat2.T + bias`` for a bfloat16 weight (lm_head, and what a checkpoint leaves unquantized).
+    """``mat1 @ mat2.T + bias`` for a bfloat16 weight: lm_head, and what stays unquantized.
 
     Args:
         mat1: [M, K] bfloat16 or float16; rows may be strided.

@@ -104,11 +104,24 @@ class Checker {
     if (!t.is_contiguous()) fail(argument, "a contiguous tensor", "strides ", strides_name(t));
   }
 
-  // Rows may be strided, elements of a row may not; rows must not overlap when they are written.
+  // Rows may be strided, elements of a row may not.
   void unit_last_stride(const Tensor& t, const char* argument) const {
     const int64_t last = t.dim() - 1;
     if (t.size(last) > 1 && t.numel() > 0 && t.stride(last) != 1) {
       fail(argument, "unit stride in the last dimension", "strides ", strides_name(t));
+    }
+  }
+
+  // For a 3-D tensor that is written: no two rows share memory.
+  void rows_apart(const Tensor& t, const char* argument) const {
+    const int outer = t.stride(0) >= t.stride(1) ? 0 : 1;
+    const int inner = 1 - outer;
+    const auto reach = [&t](int dim) { return (t.size(dim) - 1) * t.stride(dim); };
+    const bool inner_apart = t.size(inner) <= 1 || t.stride(inner) >= t.size(2);
+    const bool outer_apart =
+        t.size(outer) <= 1 || t.stride(outer) >= (t.size(inner) > 1 ? reach(inner) : 0) + t.size(2);
+    if (t.numel() > 0 && !(inner_apart && outer_apart)) {
+      fail(argument, "rows that do not overlap in memory", "strides ", strides_name(t));
     }
   }
 

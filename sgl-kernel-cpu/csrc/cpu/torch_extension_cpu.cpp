@@ -175,6 +175,7 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
   check.size(out, "out", 2, mat2.size(1), "N of mat2");
   check.unit_last_stride(mat1, "mat1");
   check.unit_last_stride(out, "out");
+  check.rows_apart(out, "out");
   check.contiguous(mat2, "mat2");
 
   BmmArgs args;

@@ -1,0 +1,155 @@
+"""The ops as Torch sees them: schemas, fake kernels, opcheck, tiers."""
+
+import itertools
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import sgl_kernel
+from sgl_kernel.testing import random_weight
+from srt.test.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=30, suite="per-commit")
+
+E4M3 = torch.float8_e4m3fn
+TIERS: list[str] = sgl_kernel.cpu_info()["tiers_available"]
+
+
+def all_ops() -> list[str]:
+    names = torch._C._dispatch_get_all_op_names()
+    return sorted(n.split("::")[1] for n in names if n.startswith("sgl_kernel::"))
+
+
+SCHEMAS = {
+    "bmm_cpu": "(Tensor(a!) out, Tensor mat1, Tensor mat2, bool is_vnni, Tensor? scale) -> ()",
+    "convert_weight_packed": "(Tensor weight) -> Tensor",
+    "fp8_per_channel_scaled_mm_cpu": "(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
+    "ScalarType out_dtype, bool is_vnni) -> Tensor",
+    "fp8_per_tensor_scaled_mm_cpu": "(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
+    "ScalarType out_dtype, bool is_vnni) -> Tensor",
+    "weight_packed_linear": "(Tensor mat1, Tensor mat2, Tensor? bias, bool is_vnni, "
+    "ScalarType? out_dtype=None) -> Tensor",
+}
+
+
+def sample_calls(op: str) -> list[tuple[Any, ...]]:
+    """Arguments that walk each op's optional parts."""
+    bf16, f32 = torch.bfloat16, torch.float32
+    calls: list[tuple[Any, ...]] = []
+    for m, packed in itertools.product((1, 5), (False, True)):
+        x, w, b = torch.randn(m, 32).to(bf16), random_weight(E4M3, 48, 32), torch.randn(48)
+        if op == "fp8_per_tensor_scaled_mm_cpu":
+            calls += [(x, w, torch.tensor(0.5), b, bf16, packed)]
+            calls += [(x, w, torch.ones(1, 1), None, f32, packed)]
+        elif op == "fp8_per_channel_scaled_mm_cpu":
+            calls += [(x, w, torch.rand(48), None, bf16, packed)]
+            calls += [(x.half(), w, torch.rand(48, 1), b, f32, packed)]
+        elif op == "weight_packed_linear":
+            calls += [(x, w.to(bf16), b, packed)]
+            calls += [(x, w.to(bf16), None, packed, f32)]
+        elif op == "bmm_cpu":
+            out = torch.empty(2, m, 48, dtype=bf16)
+            x3, w3 = torch.randn(2, m, 32).to(bf16), random_weight(E4M3, 2, 48, 32)
+            calls += [(out, x3, w3, packed, torch.rand(2))]
+            calls += [(out.float(), x3, w3.to(bf16), packed, None)]
+        elif op == "convert_weight_packed":
+            calls += [(w,), (w.to(bf16),), (random_weight(E4M3, 2, 48, 32),)]
+    assert calls, f"no sample call for {op}: add one"
+    return calls
+
+
+def test_schemas_are_the_documented_ones() -> None:
+    found = {op: str(getattr(torch.ops.sgl_kernel, op).default._schema) for op in all_ops()}
+    assert found == {op: f"sgl_kernel::{op}{schema}" for op, schema in SCHEMAS.items()}
+
+
+def test_every_op_has_a_wrapper() -> None:
+    assert set(all_ops()) <= set(sgl_kernel.__all__)
+
+
+@pytest.mark.parametrize("op", all_ops())
+def test_fake_kernel_agrees_with_the_op(op: str) -> None:
+    call = getattr(torch.ops.sgl_kernel, op)
+    assert torch._library.simple_registry.singleton.find(f"sgl_kernel::{op}").fake_impl.kernel, (
+        f"{op} has no fake kernel"
+    )
+    for arguments in sample_calls(op):
+        real = call(*arguments)
+        with FakeTensorMode() as mode:
+            fake = call(*(mode.from_tensor(a) if torch.is_tensor(a) else a for a in arguments))
+        if real is None:
+            assert fake is None
+            continue
+        assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())
+
+
+@pytest.mark.parametrize("op", all_ops())
+def test_opcheck(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # To see whether an op changed an input, opcheck compares it with a copy through torch.allclose,
+    # which Torch does not implement for float8. Compare the bytes instead: that is stricter.
+    allclose = torch.allclose
+
+    def compare(a: torch.Tensor, b: torch.Tensor, **tolerances: Any) -> bool:
+        if a.dtype == E4M3:
+            return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        return allclose(a, b, **tolerances)
+
+    monkeypatch.setattr(torch, "allclose", compare)
+    for arguments in sample_calls(op):
+        torch.library.opcheck(getattr(torch.ops.sgl_kernel, op).default, arguments)
+
+
+def test_compiles_without_graph_break() -> None:
+    w = sgl_kernel.convert_weight_packed(random_weight(E4M3, 64, 32))
+    scale = torch.tensor(0.1)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = sgl_kernel.fp8_per_tensor_scaled_mm_cpu(x, w, scale, None, x.dtype, True)
+        return torch.nn.functional.silu(y)
+
+    x = torch.randn(4, 32, dtype=torch.bfloat16)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_isa_environment_variable_lowers_the_tier(tier: str) -> None:
+    code = "import sgl_kernel; print(sgl_kernel.cpu_info()['tier'])"
+    environment = {**os.environ, "SGL_KERNEL_ISA": tier}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == tier
+
+
+def test_unknown_isa_fails_the_import_with_the_reason() -> None:
+    environment = {**os.environ, "SGL_KERNEL_ISA": "sse9"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import sgl_kernel"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert "ImportError: SGL_KERNEL_ISA=sse9: no such tier; this machine can run scalar" in (
+        done.stderr
+    )
+
+
+def test_cpu_info_tells_tier_and_reasons() -> None:
+    info = sgl_kernel.cpu_info()
+    assert info["tier"] in info["tiers_available"]
+    assert info["tiers_available"][0] == "scalar"
+    assert all(info["tiers_unavailable"].values())
+    assert not set(info["tiers_available"]) & set(info["tiers_unavailable"])
+    assert info["threads"] == torch.get_num_threads()
+    assert info["version"] == sgl_kernel.__version__
+
+
+def test_set_isa_refuses_what_cannot_run_and_keeps_the_tier() -> None:
+    before = sgl_kernel.cpu_info()["tier"]
+    with pytest.raises(RuntimeError, match="SGL_KERNEL_ISA=bogus: no such tier"):
+        sgl_kernel.set_isa("bogus")
+    assert sgl_kernel.cpu_info()["tier"] == before

@@ -1,4 +1,6 @@
-"""Which quantization configurations are run, which layers they leave alone, and what else is refused."""
+"""Which quantization configurations are run, which layers they leave alone, and what else is
+refused.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,7 @@ def test_method_of_a_layer() -> None:
     q, k = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
     assert isinstance(config.get_linear_method(k, ()), Fp8LinearMethod)
     assert isinstance(config.get_linear_method(q, ()), UnquantizedLinearMethod)
-    with pytest.raises(UnsupportedConfigError, match="q_proj unquantized.*k_proj FP8"):
+    with pytest.raises(UnsupportedConfigError, match=r"q_proj unquantized.*k_proj FP8"):
         config.get_linear_method("model.layers.0.self_attn.qkv_proj", (q, k))
 
 

@@ -1,4 +1,6 @@
-"""Norm, activation, rotary embedding, token table and attention against plain definitions in higher precision."""
+"""Norm, activation, rotary embedding, token table and attention against plain definitions in higher
+precision.
+"""
 
 import math
 from typing import Any

@@ -1,4 +1,6 @@
-"""Linear layers against float64 over the dequantised weight: scales, shards, bias, shapes and dtypes."""
+"""Linear layers against float64 over the dequantised weight: scales, shards, bias, shapes and
+dtypes.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""What a checkpoint that does not fit its model ends with, and how much memory loading a sound one takes."""
+"""What a checkpoint that does not fit its model ends with, and how much memory loading a sound one
+takes.
+"""
 
 import json
 import re
@@ -294,7 +296,7 @@ def test_dtype_follows_the_checkpoint_unless_told(tmp_path: Path) -> None:
         write_checkpoint(tmp_path, TINY_CONFIG | {"torch_dtype": name}, {})
         assert ModelConfig.from_pretrained(tmp_path).dtype == expected
     assert ModelConfig.from_pretrained(tmp_path, "float16").dtype == torch.float16
-    with pytest.raises(UnsupportedConfigError, match="'int8'.*auto, bfloat16, float16"):
+    with pytest.raises(UnsupportedConfigError, match=r"'int8'.*auto, bfloat16, float16"):
         ModelConfig.from_pretrained(tmp_path, "int8")
 
 

@@ -1,4 +1,6 @@
-"""Sampling parameters, the distribution that tokens are drawn from, and text that is released piece by piece."""
+"""Sampling parameters, the distribution that tokens are drawn from, and text that is released piece
+by piece.
+"""
 
 from typing import Any
 
@@ -129,7 +131,9 @@ def stream(text: str, stop: tuple[str, ...] = (), prompt: str = "") -> tuple[lis
     return pieces, detokenizer
 
 
-@pytest.mark.parametrize("text", ["", "plain", "naïve café", "日本語", "a😀b👩‍👩‍👧c", " lead and trail "])
+@pytest.mark.parametrize(
+    "text", ["", "plain", "naïve café", "日本語", "a😀b👩‍👩‍👧c", " lead and trail "]
+)
 @pytest.mark.parametrize("prompt", ["", "Q: ", "日"])
 def test_no_piece_holds_half_a_character(text: str, prompt: str) -> None:
     pieces, _ = stream(text, prompt=prompt)

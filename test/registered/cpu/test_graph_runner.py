@@ -1,0 +1,124 @@
+"""Compiled decode: every operator can be traced, nothing is compiled after capture, and the logits
+stay.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from srt.configs.model_config import ModelConfig
+from srt.errors import SrtError
+from srt.model_executor.cpu_graph_runner import default_batch_sizes, operators_without_fake
+from srt.model_executor.model_runner import DecodeInput, ExtendInput, ModelRunner
+from srt.test.ci_register import register_cpu_ci
+from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
+
+register_cpu_ci(est_time=40, suite="per-commit")
+
+BATCH_SIZES = (1, 4)
+CACHE_SIZE = 128
+
+
+@pytest.fixture(scope="module")
+def runners(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, ModelRunner]:
+    """The same tied FP8 checkpoint without and with compiled decode."""
+    config = TINY_CONFIG | {"tie_word_embeddings": True}
+    path = write_checkpoint(
+        tmp_path_factory.mktemp("graph"),
+        config,
+        quantize(make_tensors(config)),
+        {"quant_method": "fp8"},
+    )
+    model_config = ModelConfig.from_pretrained(path)
+    eager = ModelRunner(model_config, max_total_tokens=CACHE_SIZE)
+    graph = ModelRunner(
+        model_config, max_total_tokens=CACHE_SIZE, graph_batch_sizes=BATCH_SIZES, progress=False
+    )
+    return eager, graph
+
+
+def decode_logits(runner: ModelRunner, lengths: list[int], steps: int) -> list[Tensor]:
+    """Logits of `steps` decode steps of requests with prompts of these lengths."""
+    starts = [1 + 30 * i for i in range(len(lengths))]
+    prompts = [
+        [(7 * i + start) % 1000 for i in range(n)] for n, start in zip(lengths, starts, strict=True)
+    ]
+    runner.extend([ExtendInput(p, 0, s) for p, s in zip(prompts, starts, strict=True)])
+    return [
+        runner.decode(
+            [DecodeInput(11 * i + 3, n + i, s) for n, s in zip(lengths, starts, strict=True)]
+        )
+        for i in range(steps)
+    ]
+
+
+@pytest.mark.parametrize("lengths", [[5], [9, 2], [1, 7, 4], [3, 3, 8, 20]])
+def test_graph_and_eager_logits_agree(
+    runners: tuple[ModelRunner, ModelRunner], lengths: list[int]
+) -> None:
+    eager, graph = (decode_logits(runner, lengths, steps=4) for runner in runners)
+    for expected, logits in zip(eager, graph, strict=True):
+        assert logits.shape == (len(lengths), TINY_CONFIG["vocab_size"])
+        torch.testing.assert_close(logits, expected, rtol=0, atol=0.02)
+
+
+def test_nothing_is_compiled_after_capture(runners: tuple[ModelRunner, ModelRunner]) -> None:
+    before = counters["stats"]["unique_graphs"]
+    assert before >= len(BATCH_SIZES)
+    for lengths in ([4], [17], [2, 3], [1, 2, 3], [9, 8, 7, 6]):
+        decode_logits(runners[1], lengths, steps=5)
+    assert counters["stats"]["unique_graphs"] == before
+
+
+def test_a_batch_beyond_the_captured_sizes_runs_eagerly(
+    runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager, graph = runners
+
+    def fail(*_: object) -> None:
+        raise AssertionError("replayed")
+
+    assert graph.graph_runner is not None
+    monkeypatch.setattr(graph.graph_runner, "replay", fail)
+    inputs = [DecodeInput(5, 0, start) for start in range(1, 6)]
+    torch.testing.assert_close(graph.decode(inputs), eager.decode(inputs))
+
+
+def test_padding_leaves_the_cache_of_others_alone(runners: tuple[ModelRunner, ModelRunner]) -> None:
+    graph = runners[1]
+    keys, values = graph.kv_pool.get_kv_buffer(0)
+    keys.fill_(7)
+    values.fill_(7)
+    graph.decode([DecodeInput(5, 0, start) for start in (10, 20, 30)])
+    written = {int(slot) for slot in (keys != 7).flatten(1).any(1).nonzero()}
+    assert written == {0, 10, 20, 30}
+
+
+def test_every_operator_has_a_fake_kernel() -> None:
+    assert operators_without_fake("sgl_kernel") == []
+    assert operators_without_fake("srt") == []
+
+
+def test_an_operator_without_fake_is_found_and_named(
+    runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.library._scoped_library("srt_test_graph", "FRAGMENT") as library:
+        library.define("no_fake(Tensor x) -> Tensor")
+        library.define("with_fake(Tensor x) -> Tensor")
+        library.impl("no_fake", lambda x: x.clone(), "CPU")
+        torch.library.register_fake("srt_test_graph::with_fake", torch.empty_like, lib=library)
+        assert operators_without_fake("srt_test_graph") == ["srt_test_graph::no_fake"]
+    monkeypatch.setattr(
+        "srt.model_executor.cpu_graph_runner.operators_without_fake", lambda _: ["sgl_kernel::odd"]
+    )
+    assert runners[1].graph_runner is not None
+    with pytest.raises(SrtError, match="fake kernel of sgl_kernel::odd"):
+        runners[1].graph_runner.capture(progress=False)
+
+
+@pytest.mark.parametrize(
+    ("limit", "sizes"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (32, (1, 2, 4, 8, 16, 32))]
+)
+def test_default_batch_sizes(limit: int, sizes: tuple[int, ...]) -> None:
+    assert default_batch_sizes(limit) == sizes

@@ -4,8 +4,9 @@ import os
 
 # Before anything imports huggingface_hub, which reads this once: a test never reaches for a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Before Torch loads OpenMP: its threads spin between parallel regions, and where tests do not have the
-# cores to themselves each spinning thread keeps the one that has work waiting (seen: 15 times slower).
+# Before Torch loads OpenMP: its threads spin between parallel regions, and where tests do not have
+# the cores to themselves, each spinning thread keeps one that has work waiting (seen: 15 times
+# slower).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from pathlib import Path

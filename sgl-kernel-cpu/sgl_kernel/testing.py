@@ -11,7 +11,7 @@ from sgl_kernel._library import cpu_info, set_isa
 # Unit roundoff of each dtype: half of the distance from 1 to the next number.
 UNIT_ROUNDOFF = {
     torch.float32: 2.0**-24,
-    torch.bfloat16: 2.0**-8 / 2,
+    torch.bfloat16: 2.0**-8,
     torch.float16: 2.0**-11,
 }
 # Half of the smallest subnormal, where rounding stops being relative.

@@ -1,9 +1,11 @@
 """Options that the generating commands share, and the engine they describe."""
 
 import argparse
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from srt.configs.dtypes import DTYPE_CHOICES
+from srt.errors import SrtError
 
 if TYPE_CHECKING:
     from srt.entrypoints.engine import Engine
@@ -94,6 +96,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engine":
     """The engine that the options describe."""
+    try:
+        import_module("sgl_kernel")
+    except ImportError as error:
+        raise SrtError(f"the kernels do not load: {error}") from error
     from srt.entrypoints.engine import Engine
 
     return Engine(

@@ -205,28 +205,30 @@ struct tinygemm_kernel_nn2 {
   }
 };
 
+template <typename scalar_t, typename packed_t, bool has_bias, int BLOCK_M>
+SGL_INLINE void tinygemm_tiles(const GemmArgs& args, const TinyBlock& block, const packed_t* b) {
+  // One row keeps all 32 columns in registers: four chains or more hide the FMA latency. With more
+  // rows a 16-register file has room for the decoder and half of the columns.
+  constexpr int kCols = static_cast<int>(kBlockN) / (BLOCK_M == 1 || kLanes >= 16 ? 1 : 2);
+  for (int column = 0; column < kBlockN; column += kCols) {
+    tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, BLOCK_M, kCols>::apply(args, block, b,
+                                                                             column);
+  }
+}
+
 // One block of 32 columns for all rows, 1 <= M <= kTinyRows.
 template <typename scalar_t, typename packed_t, bool has_bias>
 SGL_INLINE void tinygemm_kernel2(const GemmArgs& args, const TinyBlock& block, const packed_t* b) {
-  // Up to two rows keep all 32 columns in registers: more chains to hide the FMA latency. With
-  // three or four rows a 16-register file holds half of them.
-  constexpr int kWide = static_cast<int>(kBlockN);
-  constexpr int kNarrow = kWide / 2;
   static_assert(kTinyRows == 4, "one case per row count");
   switch (args.M) {
     case 1:
-      tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 1, kWide>::apply(args, block, b, 0);
-      break;
+      return tinygemm_tiles<scalar_t, packed_t, has_bias, 1>(args, block, b);
     case 2:
-      tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 2, kWide>::apply(args, block, b, 0);
-      break;
+      return tinygemm_tiles<scalar_t, packed_t, has_bias, 2>(args, block, b);
     case 3:
-      tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 3, kNarrow>::apply(args, block, b, 0);
-      tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 3, kNarrow>::apply(args, block, b, kNarrow);
-      break;
-    default:
-      tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 4, kNarrow>::apply(args, block, b, 0);
-      tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 4, kNarrow>::apply(args, block, b, kNarrow);
+      return tinygemm_tiles<scalar_t, packed_t, has_bias, 3>(args, block, b);
+    case 4:
+      return tinygemm_tiles<scalar_t, packed_t, has_bias, 4>(args, block, b);
   }
 }
 

@@ -85,6 +85,8 @@ using GemmKernel = void (*)(const GemmArgs& args, TaskRange tasks, void* scratch
 struct KernelTable {
   GemmKernel gemm_e4m3;
   GemmKernel gemm_bf16;
+  float (*read_probe)(const float* data, int64_t count);
+  int64_t (*fma_probe)(int64_t steps, float* sink);
 };
 
 // B independent products; strides in elements. mat2 is [B, N, K] contiguous, each batch packed

@@ -24,8 +24,8 @@ class Engine:
 
     Args:
         model_path: The checkpoint's directory.
-        dtype: Dtype of activations: `auto` (float16 for a float16 checkpoint, else bfloat16),
-            `bfloat16` or `float16`.
+        dtype: Dtype of activations: `bfloat16`, or `float16` (`auto`), which is more exact and as
+            fast; bfloat16 has the larger range.
         context_length: Longest sequence, prompt and output together; None for the model's own
             limit.
         max_running_requests: Most requests decoded together; further ones wait.

@@ -9,18 +9,20 @@ from srt.layers.parameter import ModelParameter
 
 class RMSNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32 with one rounding to
-    the dtype of `x`.
+    the output's dtype.
 
     Args:
         hidden_size: Size of the last dimension.
         eps: Added to the mean square.
+        dtype: Dtype of the output.
     """
 
-    def __init__(self, hidden_size: int, eps: float) -> None:
+    def __init__(self, hidden_size: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight: nn.Parameter = ModelParameter(torch.empty(hidden_size, dtype=torch.float32))
         self.eps = eps
+        self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., hidden_size]` to the same shape and dtype."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        """`[..., hidden_size]` float32 to the same shape."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps).to(self.dtype)

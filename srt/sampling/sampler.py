@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from srt.errors import SrtError
 from srt.sampling.sampling_params import SamplingParams
 
 
@@ -29,8 +30,18 @@ def sample(
         logits: `[B, vocab_size]` float32.
         params: Sampling parameters of each row.
         generators: Random numbers of each row; a greedy row draws none.
+
+    Raises:
+        SrtError: A row has NaN or infinity.
     """
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    largest, most_likely = logits.max(dim=-1)
+    # NaN is the largest of all to max, so that this sees every row that cannot be sampled.
+    if not largest.isfinite().all():
+        raise SrtError(
+            "logits are not finite: the activations left the range of their dtype; "
+            "run with dtype bfloat16, which has that of float32"
+        )
+    tokens: list[int] = most_likely.tolist()
     for row, (row_params, generator) in enumerate(zip(params, generators, strict=True)):
         if not row_params.is_greedy:
             tokens[row] = _draw(logits[row], row_params, generator)

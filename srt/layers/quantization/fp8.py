@@ -198,5 +198,7 @@ class Fp8LinearMethod(LinearMethodBase):
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         rows = flatten_rows(x)
-        out = self._scaled_mm(rows, layer.weight, layer.weight_scale, bias, out_dtype or x.dtype, True)
+        out = self._scaled_mm(
+            rows, layer.weight, layer.weight_scale, bias, out_dtype or x.dtype, True
+        )
         return restore_rows(out, x)

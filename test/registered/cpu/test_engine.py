@@ -65,8 +65,8 @@ def test_greedy_tokens_are_those_of_the_reference(engine: Engine, path: Path) ->
         logits = reference(torch.tensor([ids + list(output.token_ids)])).logits[0]
     for i, token in enumerate(output.token_ids):
         row = logits[len(ids) - 1 + i]
-        # bfloat16 may turn a near tie.
-        assert row.max() - row[token] < 0.1
+        # Rounding may turn a near tie.
+        assert row.max() - row[token] < 0.01
 
 
 def test_a_batch_gives_what_its_prompts_give_alone(engine: Engine) -> None:

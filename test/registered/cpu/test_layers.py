@@ -36,12 +36,12 @@ def randn(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Te
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("magnitude", [1e-3, 1.0, 100.0])
 def test_rms_norm_is_rounded_once(dtype: torch.dtype, magnitude: float) -> None:
-    norm = RMSNorm(96, eps=1e-5)
+    norm = RMSNorm(96, 1e-5, dtype)
     norm.weight = torch.nn.Parameter(randn(96, dtype=torch.float32, seed=1), requires_grad=False)
-    x = (randn(7, 96, dtype=torch.float32) * magnitude).to(dtype)
+    x = randn(7, 96, dtype=torch.float32) * magnitude
     expected = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
     expected = expected * norm.weight.double()
     out = norm(x)

@@ -287,15 +287,14 @@ def test_eos_token_ids(tmp_path: Path, files: dict[str, Any], ids: set[int]) -> 
     assert ModelConfig.from_pretrained(tmp_path).eos_token_ids == ids
 
 
-def test_dtype_follows_the_checkpoint_unless_told(tmp_path: Path) -> None:
-    for name, expected in (
-        ("bfloat16", torch.bfloat16),
+def test_dtype(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, TINY_CONFIG, {})
+    for name, dtype in (
+        ("auto", torch.float16),
         ("float16", torch.float16),
-        ("float32", torch.bfloat16),
+        ("bfloat16", torch.bfloat16),
     ):
-        write_checkpoint(tmp_path, TINY_CONFIG | {"torch_dtype": name}, {})
-        assert ModelConfig.from_pretrained(tmp_path).dtype == expected
-    assert ModelConfig.from_pretrained(tmp_path, "float16").dtype == torch.float16
+        assert ModelConfig.from_pretrained(tmp_path, name).dtype == dtype
     with pytest.raises(UnsupportedConfigError, match=r"'int8'.*auto, bfloat16, float16"):
         ModelConfig.from_pretrained(tmp_path, "int8")
 

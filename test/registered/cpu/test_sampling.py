@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from srt.errors import RequestError
+from srt.errors import RequestError, SrtError
 from srt.sampling.detokenizer import IncrementalDetokenizer
 from srt.sampling.sampler import make_generator, next_token_probs, sample
 from srt.sampling.sampling_params import SamplingParams
@@ -78,6 +78,15 @@ def test_top_p_keeps_the_token_that_crosses_it() -> None:
             probs, ids = next_token_probs(LOGITS, SamplingParams(top_p=top_p))
             assert ids.tolist() == FALLING[:expected]
             torch.testing.assert_close(probs, falling[:expected] / falling[:expected].sum())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_an_error(value: float) -> None:
+    logits = torch.stack([LOGITS, LOGITS])
+    logits[1, 3] = value
+    params = [SamplingParams(temperature=0)] * 2
+    with pytest.raises(SrtError, match="not finite.*bfloat16"):
+        sample(logits, params, [make_generator(p) for p in params])
 
 
 def test_top_p_applies_to_what_top_k_left() -> None:

@@ -200,10 +200,15 @@ def find_registrations(directory: Path = REGISTERED, root: Path = ROOT) -> list[
     return found
 
 
-def select(registrations: Sequence[Registration], suite: str) -> list[Registration]:
-    """The files that ``suite`` runs: its own and those of the suites before it in SUITES."""
+def select(
+    registrations: Sequence[Registration], suite: str, device: str | None = None
+) -> list[Registration]:
+    """The files that ``suite`` runs: its own and those of the suites before it in SUITES.
+
+    With a ``device``, only the files that are registered for it.
+    """
     names = SUITES[: SUITES.index(suite) + 1]
-    return [registration for registration in registrations if registration.suite in names]
+    return [r for r in registrations if r.suite in names and device in (None, r.backend)]
 
 
 class FileTimes:
@@ -267,6 +272,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="Arguments after -- go to pytest.",
     )
     parser.add_argument("--suite", choices=SUITES, default=SUITES[0])
+    parser.add_argument(
+        "--device",
+        choices=sorted(BACKENDS.values()),
+        help="only the files registered for it (default: all; GPU tests skip themselves elsewhere)",
+    )
     parser.add_argument("--list", action="store_true", help="list the suite's files, run nothing")
     parser.add_argument("--json", action="store_true", help="with --list: print JSON")
     parser.add_argument("pytest_args", nargs="*", metavar="-- PYTEST_ARG", help=argparse.SUPPRESS)
@@ -275,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--json needs --list")
 
     try:
-        chosen = select(find_registrations(), options.suite)
+        chosen = select(find_registrations(), options.suite, options.device)
     except SuiteError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -290,7 +300,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         return 0
     if not chosen:
-        print(f"error: no test is registered for suite {options.suite}", file=sys.stderr)
+        where = f" on {options.device}" if options.device else ""
+        print(f"error: no test is registered for suite {options.suite}{where}", file=sys.stderr)
         return 2
     return run(chosen, options.suite, options.pytest_args)
 

@@ -65,6 +65,19 @@ def test_full_holds_per_commit(run_suite: ModuleType) -> None:
     assert [r.suite for r in run_suite.select(registrations, "full")] == ["per-commit", "full"]
 
 
+def test_a_device_narrows_the_suite(run_suite: ModuleType, tree: Path) -> None:
+    registrations = [run_suite.Registration(f"{d}.py", d, 1.0, "full") for d in ("cpu", "gpu")]
+    assert run_suite.select(registrations, "full") == registrations
+    for registration in registrations:
+        device = registration.backend
+        assert run_suite.select(registrations, "full", device) == [registration]
+        assert run_suite.select(registrations, "per-commit", device) == []
+    add(tree, "test_a.py", REGISTERED + PASSES)
+    result = runner(tree, "--device", "gpu")
+    assert result.returncode == 2
+    assert "no test is registered for suite per-commit on gpu" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -26,11 +26,18 @@ static CpuFeatures cooper_lake() {
   return f;
 }
 
+static CpuFeatures sapphire_rapids() {
+  CpuFeatures f = cooper_lake();
+  f.avx512_vbmi = f.amx_tile = f.amx_bf16 = f.os_amx = true;
+  return f;
+}
+
 TEST(best_tier_by_processor) {
   CHECK(best_tier(CpuFeatures()) == Tier::scalar, "no features");
   CHECK(best_tier(haswell()) == Tier::avx2, "Haswell");
   CHECK(best_tier(skylake_server()) == Tier::avx512, "Skylake server");
   CHECK(best_tier(cooper_lake()) == Tier::avx512_bf16, "Cooper Lake");
+  CHECK(best_tier(sapphire_rapids()) == Tier::amx, "Sapphire Rapids");
 }
 
 TEST(every_single_missing_feature_lowers_the_tier) {
@@ -52,9 +59,24 @@ TEST(every_single_missing_feature_lowers_the_tier) {
   }
 }
 
+TEST(amx_needs_the_processor_and_the_operating_system) {
+  bool CpuFeatures::* const amx_needs[] = {&CpuFeatures::avx512_vbmi, &CpuFeatures::amx_tile,
+                                           &CpuFeatures::amx_bf16, &CpuFeatures::os_amx};
+  for (const auto feature : amx_needs) {
+    CpuFeatures f = sapphire_rapids();
+    f.*feature = false;
+    CHECK(best_tier(f) == Tier::avx512_bf16, "without an AMX requirement: %s",
+          tier_name(best_tier(f)));
+  }
+  CpuFeatures refused = sapphire_rapids();
+  refused.os_amx = false;
+  CHECK(missing_for(Tier::amx, refused) == "the operating system does not grant AMX tile state",
+        "%s", missing_for(Tier::amx, refused).c_str());
+}
+
 TEST(requested_tier_lowers_and_never_raises) {
-  for (const char* name : {"scalar", "avx2", "avx512", "avx512_bf16"}) {
-    CHECK(std::string(tier_name(choose_tier(name, cooper_lake()))) == name, "%s", name);
+  for (const char* name : {"scalar", "avx2", "avx512", "avx512_bf16", "amx"}) {
+    CHECK(std::string(tier_name(choose_tier(name, sapphire_rapids()))) == name, "%s", name);
   }
   const struct {
     const char* requested;

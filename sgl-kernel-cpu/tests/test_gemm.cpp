@@ -19,7 +19,8 @@ struct Case {
   int64_t M, N, K;
   bool packed = true;
   bool bias = false;
-  bool per_channel = false;
+  int64_t block_n = 0;  // of a scale; 0: all of N
+  int64_t block_k = 0;  // 0: all of K
   OutType out = OutType::f32;
   int64_t row_padding = 0;  // elements between rows of mat1 and of out
 };
@@ -33,7 +34,7 @@ class Product {
         mat1_((c.M - 1) * (c.K + c.row_padding) + c.K),
         weight_(c.N * c.K),
         packed_(c.N * c.K),
-        scales_(c.per_channel ? c.N : 1),
+        scales_(div_up(c.N, block_n()) * div_up(c.K, block_k())),
         bias_(c.N) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
@@ -58,7 +59,8 @@ class Product {
     a.mat2_type = is_bf16<weight_t> ? WeightType::bf16 : WeightType::e4m3;
     a.is_vnni = case_.packed;
     a.scales = scales_.data();
-    a.scale_stride = case_.per_channel ? 1 : 0;
+    a.block_n = block_n();
+    a.block_k = block_k();
     a.bias = case_.bias ? bias_.data() : nullptr;
     a.out_type = case_.out;
     return a;
@@ -71,21 +73,20 @@ class Product {
                        div_up(case_.N, kBlockN));
   }
 
-  // Value, and a bound on the error of a chain of K f32 additions plus the roundings that follow.
+  // Value, and a bound on the error of K f32 additions plus the roundings that follow.
   void reference(int64_t m, int64_t n, double* value, double* bound) {
     double sum = 0, magnitude = 0;
+    const float* scales = scales_.data() + n / block_n() * div_up(case_.K, block_k());
     for (int64_t k = 0; k < case_.K; ++k) {
-      const double product =
-          static_cast<double>(to_float(mat1_row(m)[k])) * to_float(weight_[n * case_.K + k]);
+      const double product = static_cast<double>(to_float(mat1_row(m)[k])) *
+                             to_float(weight_[n * case_.K + k]) * scales[k / block_k()];
       sum += product;
       magnitude += std::fabs(product);
     }
-    const double scale = scales_[case_.per_channel ? n : 0];
     const double bias = case_.bias ? bias_[n] : 0.0;
-    *value = sum * scale + bias;
-    const double f32_epsilon = 0x1p-24;
-    *bound = (static_cast<double>(case_.K) + 2) * f32_epsilon * magnitude * scale +
-             f32_epsilon * (std::fabs(*value) + std::fabs(bias));
+    *value = sum + bias;
+    const double roundings = static_cast<double>(case_.K + 2 * div_up(case_.K, block_k()) + 1);
+    *bound = 0x1p-24 * (roundings * magnitude + std::fabs(*value) + std::fabs(bias));
   }
 
  private:
@@ -94,6 +95,9 @@ class Product {
     const uint8_t code = static_cast<uint8_t>(random);
     w->bits = (code & 0x7F) == 0x7F ? static_cast<uint8_t>(code ^ 1) : code;  // every finite code
   }
+
+  int64_t block_n() const { return case_.block_n == 0 ? case_.N : case_.block_n; }
+  int64_t block_k() const { return case_.block_k == 0 ? case_.K : case_.block_k; }
 
   Case case_;
   GuardedBuffer<act_t> mat1_;
@@ -139,10 +143,10 @@ void check_case(const std::string& tier, const Case& c) {
       bound += out_epsilon * std::fabs(expected) * 1.01 + (out_epsilon > 0 ? 0x1p-25 : 0);
       const double got = to_float(out[m * stride + n]);
       CHECK(std::fabs(got - expected) <= bound,
-            "%s M=%ld N=%ld K=%ld packed=%d bias=%d per_channel=%d at (%ld, %ld): expected %.9g, "
+            "%s M=%ld N=%ld K=%ld packed=%d bias=%d block=%ldx%ld at (%ld, %ld): expected %.9g, "
             "got %.9g, bound %g",
-            tier.c_str(), (long)c.M, (long)c.N, (long)c.K, c.packed, c.bias, c.per_channel, (long)m,
-            (long)n, expected, got, bound);
+            tier.c_str(), (long)c.M, (long)c.N, (long)c.K, c.packed, c.bias, (long)c.block_n,
+            (long)c.block_k, (long)m, (long)n, expected, got, bound);
     }
     // Padding between rows is not ours to write.
     for (int64_t n = c.N; n < stride && m + 1 < c.M; ++n) {
@@ -163,7 +167,7 @@ TEST(products_match_the_double_reference) {
         for (const int64_t K : {1, 2, 3, 31, 64, 130}) {
           Case c{M, N, K};
           c.bias = (M + N) % 2 == 0;
-          c.per_channel = (N + K) % 3 == 0;
+          c.block_n = (N + K) % 3 == 0 ? 1 : 0;
           c.row_padding = M % 3 == 0 ? 5 : 0;
           for (const bool packed : {true, false}) {
             c.packed = packed;
@@ -191,6 +195,33 @@ TEST(blocks_of_rows_and_of_k) {
       check_case<fp16_t, e4m3_t, float>(tier, c);
       check_case<bf16_t, bf16_t, float>(tier, c);
     }
+  }
+}
+
+TEST(scales_per_block) {
+  const struct {
+    int64_t block_n, block_k;
+  } blocks[] = {{128, 128}, {64, 128}, {1, 128}, {128, 64}, {32, 32},
+                {48, 40},   {7, 5},    {1, 1},   {3, 1000}, {1000, 3}};
+  for (const std::string& tier : tiers_under_test()) {
+    for (const auto& block : blocks) {
+      for (const int64_t M : {1, 2, 4, 5, 17, 33}) {
+        for (const int64_t K : {1, 130, 131, 600}) {
+          Case c{M, 77, K};
+          c.bias = M % 2 == 0;
+          c.packed = K != 600 || M != 5;
+          c.block_n = min_i64(block.block_n, c.N);
+          c.block_k = min_i64(block.block_k, c.K);
+          check_case<bf16_t, e4m3_t, float>(tier, c);
+          check_case<fp16_t, e4m3_t, float>(tier, c);
+        }
+      }
+    }
+    // Scale segments longer than a block of K, and several chunks of columns.
+    Case c{9, 32 * kChunkBlocks + 40, 1300};
+    c.block_n = 128;
+    c.block_k = 700;
+    check_case<bf16_t, e4m3_t, float>(tier, c);
   }
 }
 
@@ -234,10 +265,12 @@ TEST(every_code_is_exact_through_every_path) {
 }
 
 template <typename act_t>
-static void check_batch_invariance(const std::string& tier) {
+static void check_batch_invariance(const std::string& tier, int64_t block_k) {
   const int64_t M = 101, N = 70, K = 1029;
   Case c{M, N, K};
   c.bias = true;
+  c.block_n = block_k == 0 ? 0 : 64;
+  c.block_k = block_k;
   Product<act_t, e4m3_t> product(c, 5);
   GuardedBuffer<float> whole(M * N);
   GemmArgs args = product.args();
@@ -263,8 +296,10 @@ static void check_batch_invariance(const std::string& tier) {
 
 TEST(bits_do_not_depend_on_rows_or_split) {
   for (const std::string& tier : tiers_under_test()) {
-    check_batch_invariance<bf16_t>(tier);
-    check_batch_invariance<fp16_t>(tier);
+    for (const int64_t block_k : {0, 128, 75, 600}) {
+      check_batch_invariance<bf16_t>(tier, block_k);
+      check_batch_invariance<fp16_t>(tier, block_k);
+    }
   }
 }
 
@@ -362,6 +397,8 @@ TEST(batched_products_are_single_products) {
     args.gemm.mat1_stride = B * K;
     args.gemm.mat2 = mat2.data();
     args.gemm.scales = scales.data();
+    args.gemm.block_n = N;
+    args.gemm.block_k = K;
     args.gemm.out_type = OutType::f32;
     args.gemm.out = batched.data();
     args.gemm.out_stride = B * N;

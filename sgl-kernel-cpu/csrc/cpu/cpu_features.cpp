@@ -4,6 +4,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -35,6 +39,17 @@ uint64_t read_xcr0() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
+// Linux gives a process tile state only when it asks (Documentation/arch/x86/xstate.rst).
+bool request_tile_state() {
+#if defined(__linux__)
+  constexpr long kArchReqXcompPerm = 0x1023;
+  constexpr long kXfeatureXtiledata = 18;
+  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kXfeatureXtiledata) == 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 CpuFeatures detect_cpu_features() {
@@ -57,7 +72,7 @@ CpuFeatures detect_cpu_features() {
     const uint64_t xcr0 = read_xcr0();
     f.os_avx = (xcr0 & 0x6) == 0x6;
     f.os_avx512 = (xcr0 & 0xE6) == 0xE6;
-    f.os_amx = (xcr0 & 0x60000) == 0x60000;
+    f.os_amx = f.amx_tile && (xcr0 & 0x60000) == 0x60000 && request_tile_state();
   }
   return f;
 }

@@ -18,7 +18,7 @@ struct CpuFeatures {
   bool amx_bf16 = false;
   bool os_avx = false;     // XCR0: XMM and YMM state saved
   bool os_avx512 = false;  // XCR0: opmask and ZMM state saved
-  bool os_amx = false;     // XCR0: tile state saved
+  bool os_amx = false;     // XCR0: tile state saved, and this process may use it
   // AArch64
   bool neon = false;
   bool bf16 = false;

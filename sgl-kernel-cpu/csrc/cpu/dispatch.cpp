@@ -47,8 +47,8 @@ std::atomic<Tier>& active_tier_slot() {
 }  // namespace
 
 const std::vector<Tier>& all_tiers() {
-  static const std::vector<Tier> tiers = {Tier::scalar, Tier::neon, Tier::avx2, Tier::avx512,
-                                          Tier::avx512_bf16};
+  static const std::vector<Tier> tiers = {Tier::scalar, Tier::neon,        Tier::avx2,
+                                          Tier::avx512, Tier::avx512_bf16, Tier::amx};
   return tiers;
 }
 
@@ -64,6 +64,8 @@ const char* tier_name(Tier tier) {
       return "avx512";
     case Tier::avx512_bf16:
       return "avx512_bf16";
+    case Tier::amx:
+      return "amx";
   }
   return "";
 }
@@ -93,6 +95,14 @@ std::string missing_for(Tier tier, const CpuFeatures& f) {
       const std::string lower = missing_for(Tier::avx512, f);
       if (!lower.empty()) return lower;
       return first_unmet({{f.avx512_bf16, "the CPU lacks AVX512_BF16"}});
+    }
+    case Tier::amx: {
+      const std::string lower = missing_for(Tier::avx512, f);
+      if (!lower.empty()) return lower;
+      return first_unmet({{f.avx512_vbmi, "the CPU lacks AVX512_VBMI"},
+                          {f.amx_tile, "the CPU lacks AMX-TILE"},
+                          {f.amx_bf16, "the CPU lacks AMX-BF16"},
+                          {f.os_amx, "the operating system does not grant AMX tile state"}});
     }
   }
   return "unknown tier";

@@ -1,4 +1,4 @@
-// Nibble tables of the byte-shuffle e4m3 decoders (AVX2, NEON).
+// Tables of the byte-shuffle e4m3 decoders: nibble tables (AVX2, NEON), and whole ones (VBMI).
 //
 // For a code s.eeee.mmm with e > 0 the bf16 pattern is s.00000000.0000000 | ((code & 0x7F) << 4) +
 // 0x3C00, whose high byte depends on the code's high nibble alone and whose low byte is low nibble
@@ -8,6 +8,8 @@
 #pragma once
 
 #include <cstdint>
+
+#include "types.h"
 
 namespace sgl_kernel {
 
@@ -23,5 +25,19 @@ alignas(16) static const uint8_t kHighByLowNibble[16] = {
 // ... and what to XOR into the low byte (m * 2^-9 has fraction bits of its own).
 alignas(16) static const uint8_t kLowFixByLowNibble[16] = {
     0x00, 0x10, 0xA0, 0xF0, 0x40, 0x70, 0x20, 0x10, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00};
+
+// Indexed by the low seven bits of a code: both bytes of the bf16 magnitude.
+struct MagnitudeBytes {
+  alignas(64) uint8_t low[128];
+  alignas(64) uint8_t high[128];
+  constexpr MagnitudeBytes() : low(), high() {
+    for (int code = 0; code < 128; ++code) {
+      const uint16_t bits = e4m3_to_bf16_bits(static_cast<uint8_t>(code));
+      low[code] = static_cast<uint8_t>(bits & 0xFF);
+      high[code] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+};
+static constexpr MagnitudeBytes kMagnitudeBytes;
 
 }  // namespace sgl_kernel

@@ -1,5 +1,6 @@
-// Kernels run in the default floating-point environment, whatever the calling thread has set: round
-// to nearest, subnormals kept. The thread's own settings come back when the guard goes.
+// Kernels run in a floating-point environment of their own, whatever the calling thread has set:
+// round to nearest, subnormals kept (or flushed, where a tier's instructions do so anyway). The
+// thread's own settings come back when the guard goes.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,9 @@ namespace {
 
 class FpEnvGuard {
  public:
-  FpEnvGuard() : saved_(read()) { write(kDefault); }
+  explicit FpEnvGuard(bool flush_subnormals) : saved_(read()) {
+    write(flush_subnormals ? kFlush : kDefault);
+  }
   ~FpEnvGuard() { write(saved_); }
   FpEnvGuard(const FpEnvGuard&) = delete;
   FpEnvGuard& operator=(const FpEnvGuard&) = delete;
@@ -24,11 +27,13 @@ class FpEnvGuard {
 #if defined(__x86_64__)
   using Word = unsigned int;
   static constexpr Word kDefault = 0x1F80;  // all exceptions masked, FTZ and DAZ clear
+  static constexpr Word kFlush = 0x9FC0;    // the same with FTZ and DAZ set
   static Word read() { return _mm_getcsr(); }
   static void write(Word word) { _mm_setcsr(word); }
 #elif defined(__aarch64__)
   using Word = uint64_t;
   static constexpr Word kDefault = 0;
+  static constexpr Word kFlush = uint64_t{1} << 24;  // FZ
   static Word read() {
     Word word;
     asm volatile("mrs %0, fpcr" : "=r"(word));
@@ -38,6 +43,7 @@ class FpEnvGuard {
 #else
   using Word = int;
   static constexpr Word kDefault = 0;
+  static constexpr Word kFlush = 0;
   static Word read() { return 0; }
   static void write(Word) {}
 #endif

@@ -1,6 +1,9 @@
 // The kernels' interface: plain pointers in one named struct, no Torch, no threads, no allocation.
 //
-//   out[M, N] = (mat1[M, K] @ mat2[N, K]^T) * scale (+ bias)
+//   out[m, n] = sum over k of mat1[m, k] * mat2[n, k] * scales[n / block_n, k / block_k]  (+
+//   bias[n])
+//
+// A per-tensor scale is a grid of one block, a per-channel scale a grid of blocks of one column.
 //
 // The caller owns parallelism: it splits [0, gemm_task_count(args)) over threads, and gives each
 // thread its own scratch of gemm_scratch_bytes(args) bytes, 64-byte aligned.
@@ -30,8 +33,10 @@ struct GemmArgs {
   WeightType mat2_type = WeightType::e4m3;
   bool is_vnni = true;  // packed by pack_weight_blocks, else row-major
 
-  const float* scales = nullptr;  // null: 1.0
-  int64_t scale_stride = 0;       // 0: one scale for all columns, 1: one per output column
+  // [ceil(N / block_n), ceil(K / block_k)], contiguous; null: 1.0 everywhere.
+  const float* scales = nullptr;
+  int64_t block_n = 0;  // >= 1
+  int64_t block_k = 0;  // >= 1; K or more: one scale along K
 
   const float* bias = nullptr;  // [N] or null
 
@@ -67,16 +72,22 @@ SGL_INLINE int64_t gemm_task_count(const GemmArgs& args) {
   return args.M == 0 ? 0 : row_block_count(args.M) * div_up(args.N, kBlockN);
 }
 
+// K is processed in segments that share a scale.
+SGL_INLINE int64_t segment_length(const GemmArgs& args) {
+  return args.scales == nullptr ? args.K : min_i64(args.block_k, args.K);
+}
+
 SGL_INLINE int64_t gemm_scratch_bytes(const GemmArgs& args) {
   const int64_t element = args.mat2_type == WeightType::e4m3 ? 1 : 2;
-  const int64_t padded_k = round_up(args.K, 2);
   if (args.M <= kTinyRows) {
-    return round_up(args.M * padded_k * 4, 64) + kBlockN * padded_k * element;
+    const int64_t segment = segment_length(args);
+    const int64_t padded_k = div_up(args.K, segment) * round_up(segment, 2);
+    return round_up(args.M * padded_k * 4, 64) + round_up(kBlockN * padded_k * element, 64);
   }
   const int64_t rows = kBlockM * kBlockK * 4;
   const int64_t panel = kBlockN * kBlockK * 4;
   const int64_t sums = kChunkBlocks * kBlockM * kBlockN * 4;
-  return rows + panel + sums + kBlockN * kBlockK * element;
+  return rows + panel + 2 * sums + kBlockN * kBlockK * element;
 }
 
 using GemmKernel = void (*)(const GemmArgs& args, TaskRange tasks, void* scratch);

@@ -4,7 +4,7 @@
 #include "gemm.h"
 
 #if defined(__x86_64__)
-#define SGL_FOR_EACH_TIER(X) X(scalar) X(avx2) X(avx512) X(avx512_bf16)
+#define SGL_FOR_EACH_TIER(X) X(scalar) X(avx2) X(avx512) X(avx512_bf16) X(amx)
 #elif defined(__aarch64__)
 #define SGL_FOR_EACH_TIER(X) X(scalar) X(neon)
 #else

@@ -4,6 +4,8 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "dispatch.h"
 #include "gemm.h"
@@ -94,6 +96,12 @@ void set_bias(const Checker& check, const std::optional<Tensor>& bias, GemmArgs*
   args->bias = static_cast<const float*>(bias->const_data_ptr());
 }
 
+void set_scales(const Tensor& scales, int64_t block_n, int64_t block_k, GemmArgs* args) {
+  args->scales = static_cast<const float*>(scales.const_data_ptr());
+  args->block_n = block_n;
+  args->block_k = block_k;
+}
+
 Tensor run_linear(GemmArgs args, const Tensor& mat1, ScalarType out_dtype) {
   const int64_t shape[2] = {args.M, args.N};
   Tensor out = torch::stable::new_empty(mat1, {shape, 2}, out_dtype);
@@ -119,7 +127,7 @@ Tensor fp8_per_tensor_scaled_mm_cpu(const Tensor& mat1, const Tensor& mat2, cons
     check.fail("scales2", "one element (per-tensor scale)", scales2.numel(), " in shape ",
                shape_name(scales2));
   }
-  args.scales = static_cast<const float*>(scales2.const_data_ptr());
+  set_scales(scales2, args.N, args.K, &args);
   set_bias(check, bias, &args);
   return run_linear(args, mat1, out_dtype);
 }
@@ -137,8 +145,36 @@ Tensor fp8_per_channel_scaled_mm_cpu(const Tensor& mat1, const Tensor& mat2, con
                shape_name(scales2));
   }
   check.contiguous(scales2, "scales2");
-  args.scales = static_cast<const float*>(scales2.const_data_ptr());
-  args.scale_stride = 1;
+  set_scales(scales2, 1, args.K, &args);
+  set_bias(check, bias, &args);
+  return run_linear(args, mat1, out_dtype);
+}
+
+Tensor fp8_scaled_mm_cpu(const Tensor& mat1, const Tensor& mat2, const Tensor& scales2,
+                         const std::vector<int64_t>& block_size, const std::optional<Tensor>& bias,
+                         ScalarType out_dtype, bool is_vnni) {
+  const Checker check("fp8_scaled_mm_cpu");
+  GemmArgs args = linear_args(check, mat1, mat2, ScalarType::Float8_e4m3fn, is_vnni, out_dtype);
+  if (block_size.size() != 2 || block_size[0] < 1 || block_size[1] < 1) {
+    std::string got;
+    for (const int64_t size : block_size) got += (got.empty() ? "" : ", ") + std::to_string(size);
+    check.fail("block_size", "two sizes >= 1: [block_n, block_k]", "[", got, "]");
+  }
+  const int64_t block_n = block_size[0];
+  const int64_t block_k = block_size[1];
+  check.dense_cpu(scales2, "scales2");
+  check.dtype(scales2, "scales2", {ScalarType::Float});
+  // Written so that sizes near 2^63 do not overflow.
+  const int64_t rows = (args.N - 1) / block_n + 1;
+  const int64_t columns = (args.K - 1) / block_k + 1;
+  if (scales2.dim() != 2 || scales2.size(0) != rows || scales2.size(1) != columns) {
+    check.fail("scales2",
+               "shape [ceil(N / block_n), ceil(K / block_k)] = [" + std::to_string(rows) + ", " +
+                   std::to_string(columns) + "]",
+               shape_name(scales2));
+  }
+  check.contiguous(scales2, "scales2");
+  set_scales(scales2, min_i64(block_n, args.N), min_i64(block_k, args.K), &args);
   set_bias(check, bias, &args);
   return run_linear(args, mat1, out_dtype);
 }
@@ -209,7 +245,7 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
       check.fail("scale", "one element, or shape [B] with B = " + std::to_string(args.batch),
                  shape_name(*scale));
     }
-    gemm.scales = static_cast<const float*>(scale->const_data_ptr());
+    set_scales(*scale, gemm.N, gemm.K, &gemm);
     args.scale_batch_stride = scale->numel() == 1 ? 0 : 1;
   }
 
@@ -258,6 +294,9 @@ Tensor convert_weight_packed(const Tensor& weight) {
 STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
   m.def("convert_weight_packed(Tensor weight) -> Tensor");
   m.def(
+      "fp8_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales2, int[] block_size, Tensor? bias, "
+      "ScalarType out_dtype, bool is_vnni) -> Tensor");
+  m.def(
       "fp8_per_tensor_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
       "ScalarType out_dtype, bool is_vnni) -> Tensor");
   m.def(
@@ -273,6 +312,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
 // message.
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
   m.impl("convert_weight_packed", TORCH_BOX(&sgl_kernel::convert_weight_packed));
+  m.impl("fp8_scaled_mm_cpu", TORCH_BOX(&sgl_kernel::fp8_scaled_mm_cpu));
   m.impl("fp8_per_tensor_scaled_mm_cpu", TORCH_BOX(&sgl_kernel::fp8_per_tensor_scaled_mm_cpu));
   m.impl("fp8_per_channel_scaled_mm_cpu", TORCH_BOX(&sgl_kernel::fp8_per_channel_scaled_mm_cpu));
   m.impl("weight_packed_linear", TORCH_BOX(&sgl_kernel::weight_packed_linear));

@@ -9,6 +9,7 @@
 
 #if defined(__GNUC__)
 #define SGL_INLINE static inline __attribute__((always_inline))
+#define SGL_MEMBER inline __attribute__((always_inline))
 #else
 #error "sgl-kernel-cpu needs GCC or Clang"
 #endif

@@ -8,14 +8,14 @@
 //   load_act(const bf16_t* | const fp16_t*)   kLanes activations as f32
 //   store_out(float* | bf16_t* | fp16_t*, Vec) one rounding, to nearest even
 //   decode_pairs(const packed_t*, Vec* even, Vec* odd)  one k pair of a group, exact, as f32
-//   kHasBf16Dot, and with it dot_bf16 and decode_pairs_bf16
+//   decode_pairs_bf16, dot_bf16   where dot.h uses them
 #pragma once
 
 #if !defined(SGL_TIER)
 #error "compile with -DSGL_TIER=<tier> and -DSGL_TIER_<TIER>; see cmake/tiers.cmake"
 #endif
 
-#if defined(SGL_TIER_AVX512) || defined(SGL_TIER_AVX512_BF16)
+#if defined(SGL_TIER_AVX512) || defined(SGL_TIER_AVX512_BF16) || defined(SGL_TIER_AMX)
 #include "vec_avx512.h"
 #elif defined(SGL_TIER_AVX2)
 #include "vec_avx2.h"

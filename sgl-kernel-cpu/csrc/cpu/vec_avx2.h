@@ -16,7 +16,6 @@ constexpr int kLanes = 8;
 constexpr int kMicroRows = 6;
 constexpr int kMicroVecs = 2;
 constexpr int kGroupVecs = 2;
-constexpr bool kHasBf16Dot = false;
 
 SGL_INLINE Vec zero() {
   return _mm256_setzero_ps();

@@ -15,7 +15,6 @@ constexpr int kLanes = 4;
 constexpr int kMicroRows = 6;
 constexpr int kMicroVecs = 4;
 constexpr int kGroupVecs = 2;
-constexpr bool kHasBf16Dot = false;
 
 SGL_INLINE Vec zero() {
   return vdupq_n_f32(0.f);

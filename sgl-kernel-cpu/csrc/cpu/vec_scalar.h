@@ -14,7 +14,6 @@ constexpr int kLanes = 4;
 constexpr int kMicroRows = 2;
 constexpr int kMicroVecs = 4;
 constexpr int kGroupVecs = 1;
-constexpr bool kHasBf16Dot = false;
 
 SGL_INLINE Vec zero() {
   return Vec{0.f, 0.f, 0.f, 0.f};

@@ -19,6 +19,7 @@ from sgl_kernel.ops import (
     convert_weight_packed,
     fp8_per_channel_scaled_mm_cpu,
     fp8_per_tensor_scaled_mm_cpu,
+    fp8_scaled_mm_cpu,
     weight_packed_linear,
 )
 from sgl_kernel.packing import packed_index, unpack_rows
@@ -30,6 +31,7 @@ __all__ = [
     "cpu_info",
     "fp8_per_channel_scaled_mm_cpu",
     "fp8_per_tensor_scaled_mm_cpu",
+    "fp8_scaled_mm_cpu",
     "packed_index",
     "set_isa",
     "unpack_rows",

@@ -38,6 +38,18 @@ def _convert_weight_packed(weight: Tensor) -> Tensor:
     return weight.new_empty(weight.shape)
 
 
+def _fp8_scaled_mm_cpu(
+    mat1: Tensor,
+    mat2: Tensor,
+    scales2: Tensor,
+    block_size: list[int],
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    is_vnni: bool,
+) -> Tensor:
+    return _linear("fp8_scaled_mm_cpu", mat1, mat2, out_dtype, scales2=scales2, bias=bias)
+
+
 def _fp8_per_tensor_scaled_mm_cpu(
     mat1: Tensor,
     mat2: Tensor,
@@ -80,6 +92,7 @@ def register_fakes() -> None:
     """Register the fake kernel of every op. Called once, when the package is imported."""
     for op, fake in {
         "convert_weight_packed": _convert_weight_packed,
+        "fp8_scaled_mm_cpu": _fp8_scaled_mm_cpu,
         "fp8_per_tensor_scaled_mm_cpu": _fp8_per_tensor_scaled_mm_cpu,
         "fp8_per_channel_scaled_mm_cpu": _fp8_per_channel_scaled_mm_cpu,
         "weight_packed_linear": _weight_packed_linear,

@@ -24,6 +24,36 @@ def convert_weight_packed(weight: Tensor) -> Tensor:
     return torch.ops.sgl_kernel.convert_weight_packed(weight)
 
 
+def fp8_scaled_mm_cpu(
+    mat1: Tensor,
+    mat2: Tensor,
+    scales2: Tensor,
+    block_size: list[int],
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    is_vnni: bool,
+) -> Tensor:
+    """``mat1 @ dequantised(mat2).T + bias`` with one scale per block of the weight.
+
+    Weight element (n, k) is multiplied by ``scales2[n // block_n, k // block_k]``.
+
+    Args:
+        mat1: [M, K] bfloat16 or float16 activations; rows may be strided.
+        mat2: [N, K] float8_e4m3fn, packed by :func:`convert_weight_packed` when ``is_vnni``.
+        scales2: [ceil(N / block_n), ceil(K / block_k)] float32; edge blocks may be ragged.
+        block_size: [block_n, block_k], each >= 1. [128, 128] is the fast one.
+        bias: [N] float32, or None.
+        out_dtype: mat1's dtype or float32.
+        is_vnni: whether mat2 is packed.
+
+    Returns:
+        [M, N] of ``out_dtype``.
+    """
+    return torch.ops.sgl_kernel.fp8_scaled_mm_cpu(
+        mat1, mat2, scales2, block_size, bias, out_dtype, is_vnni
+    )
+
+
 def fp8_per_tensor_scaled_mm_cpu(
     mat1: Tensor,
     mat2: Tensor,

@@ -23,7 +23,11 @@ HALF_SMALLEST = {
 
 
 def reference_mm(
-    mat1: Tensor, mat2: Tensor, scale: Tensor | None, bias: Tensor | None
+    mat1: Tensor,
+    mat2: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    segments: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """``mat1 @ mat2.T * scale + bias`` in float64 from the values that are stored.
 
@@ -32,11 +36,12 @@ def reference_mm(
         mat2: [..., N, K] unpacked, of any float dtype.
         scale: broadcastable to [..., M, N], or None.
         bias: [N] or None.
+        segments: how many scales there are along K.
 
     Returns:
         The product [..., M, N], and for each element a bound on the error of computing it with K
         float32 products and additions in any order, followed by a float32 scale and bias:
-        ``(K + 2) * 2^-24 * sum_k |a_k b_k| * |scale|`` plus the roundings of the epilogue
+        ``(K + 2 * segments) * 2^-24 * sum_k |a_k b_k| * |scale|`` plus the roundings of the bias
         (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1).
     """
     a, b = mat1.double(), mat2.double()
@@ -46,11 +51,25 @@ def reference_mm(
         product = product * scale.double()
         magnitude = magnitude * scale.double().abs()
     roundoff = UNIT_ROUNDOFF[torch.float32]
-    bound = (mat1.shape[-1] + 2) * roundoff * magnitude
+    bound = (mat1.shape[-1] + 2 * segments) * roundoff * magnitude
     if bias is not None:
         product = product + bias.double()
         bound = bound + roundoff * (product.abs() + bias.double().abs())
     return product, bound
+
+
+def dequantise_blocks(mat2: Tensor, scales2: Tensor, block_size: list[int]) -> Tensor:
+    """The weight that block scales stand for, in float64.
+
+    Args:
+        mat2: [N, K] unpacked.
+        scales2: [ceil(N / block_n), ceil(K / block_k)].
+        block_size: [block_n, block_k].
+    """
+    n, k = mat2.shape
+    rows = torch.arange(n) // block_size[0]
+    columns = torch.arange(k) // block_size[1]
+    return mat2.double() * scales2.double()[rows][:, columns]
 
 
 def check_close(got: Tensor, expected: Tensor, bound: Tensor, what: str = "") -> None:

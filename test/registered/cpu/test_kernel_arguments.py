@@ -33,6 +33,7 @@ LINEAR: dict[str, Any] = {
     "is_vnni": True,
 }
 CHANNEL = {**LINEAR, "scales2": torch.ones(N)}
+BLOCK = {**LINEAR, "scales2": torch.ones(2, 2), "block_size": [32, 8]}
 UNQUANTIZED: dict[str, Any] = {
     "mat1": acts(M, K),
     "mat2": acts(N, K),
@@ -50,18 +51,19 @@ BMM: dict[str, Any] = {
 GOOD: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "fp8_per_tensor_scaled_mm_cpu": (sgl_kernel.fp8_per_tensor_scaled_mm_cpu, LINEAR),
     "fp8_per_channel_scaled_mm_cpu": (sgl_kernel.fp8_per_channel_scaled_mm_cpu, CHANNEL),
+    "fp8_scaled_mm_cpu": (sgl_kernel.fp8_scaled_mm_cpu, BLOCK),
     "weight_packed_linear": (sgl_kernel.weight_packed_linear, UNQUANTIZED),
     "bmm_cpu": (sgl_kernel.bmm_cpu, BMM),
     "convert_weight_packed": (sgl_kernel.convert_weight_packed, {"weight": fp8(N, K)}),
 }
 
-PER_TENSOR, PER_CHANNEL, LINEAR_OP, BMM_OP, PACK = GOOD
+PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP, BMM_OP, PACK = GOOD
 CORPUS: list[tuple[str, str, Any, str]] = [
     (op, argument, value, message)
     for ops, argument, value, message in [
         # dtype
         (
-            (PER_TENSOR, PER_CHANNEL, LINEAR_OP, BMM_OP),
+            (PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP, BMM_OP),
             "mat1",
             torch.ones(M, K),
             "dtype bfloat16 or float16, got float32",
@@ -87,7 +89,7 @@ CORPUS: list[tuple[str, str, Any, str]] = [
             "dtype float32, got Int",
         ),
         (
-            (PER_TENSOR, PER_CHANNEL, LINEAR_OP),
+            (PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP),
             "bias",
             acts(N),
             "dtype float32, got bfloat16",
@@ -118,7 +120,7 @@ CORPUS: list[tuple[str, str, Any, str]] = [
         ),
         # rank
         (
-            (PER_TENSOR, PER_CHANNEL, LINEAR_OP),
+            (PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP),
             "mat1",
             acts(K),
             "[M, K] (2-D), got 1-D [16]",
@@ -135,7 +137,7 @@ CORPUS: list[tuple[str, str, Any, str]] = [
         ((PACK,), "weight", fp8(1, 1, 2, 2), "[N, K] or [B, N, K], got 4-D [1, 1, 2, 2]"),
         # sizes
         (
-            (PER_TENSOR, PER_CHANNEL, LINEAR_OP),
+            (PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP),
             "mat1",
             acts(M, K + 1),
             "size 16 (K of mat2) in dimension 1, got 17 in shape [3, 17]",
@@ -183,7 +185,7 @@ CORPUS: list[tuple[str, str, Any, str]] = [
             "shape [N] or [N, 1] with N = 40, got []",
         ),
         (
-            (PER_TENSOR, PER_CHANNEL, LINEAR_OP),
+            (PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP),
             "bias",
             torch.zeros(N + 1),
             "size 40 (N of mat2) in dimension 0, got 41 in shape [41]",
@@ -200,9 +202,22 @@ CORPUS: list[tuple[str, str, Any, str]] = [
         ),
         ((BMM_OP,), "scale", None, "a float32 tensor for float8_e4m3fn mat2, got None"),
         ((PACK,), "weight", fp8(0, K), "N >= 1 in dimension 0, got 0 in shape [0, 16]"),
+        *(
+            ((BLOCK_OP,), "block_size", size, f"two sizes >= 1: [block_n, block_k], got {size}")
+            for size in ([32], [32, 8, 1], [0, 8], [32, -1], [])
+        ),
+        *(
+            (
+                (BLOCK_OP,),
+                "scales2",
+                torch.ones(shape),
+                f"[ceil(N / block_n), ceil(K / block_k)] = [2, 2], got {list(shape)}",
+            )
+            for shape in ((1, 2), (2, 3), (4,), (2, 2, 1), ())
+        ),
         # strides
         (
-            (PER_TENSOR, PER_CHANNEL, LINEAR_OP),
+            (PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP),
             "mat1",
             acts(K, M).t(),
             "unit stride in the last dimension, got strides [1, 3] for shape [3, 16]",
@@ -229,7 +244,7 @@ CORPUS: list[tuple[str, str, Any, str]] = [
         *(
             (ops, argument, torch.empty(shape, dtype=dtype, device="meta"), "cpu, got meta")
             for ops, argument, shape, dtype in [
-                ((PER_TENSOR, PER_CHANNEL, LINEAR_OP), "mat1", (M, K), torch.bfloat16),
+                ((PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP), "mat1", (M, K), torch.bfloat16),
                 ((PER_TENSOR, PER_CHANNEL), "mat2", (N, K), torch.float8_e4m3fn),
                 ((PER_TENSOR,), "scales2", (1,), torch.float32),
                 ((PER_CHANNEL,), "scales2", (N,), torch.float32),

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 import sgl_kernel
-from sgl_kernel.testing import check_close, isa, random_weight, reference_mm
+from sgl_kernel.testing import (
+    check_close,
+    dequantise_blocks,
+    isa,
+    random_weight,
+    reference_mm,
+)
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=60, suite="per-commit")
@@ -71,6 +77,49 @@ def test_per_channel_and_linear(tier: str, n: int) -> None:
                     assert got.dtype == (out_dtype or dtype)
                     expected, bound = reference_mm(mat1, mat2, None, bias)
                 check_close(got, expected, bound, case)
+
+
+BLOCK_SIZES = ([128, 128], [64, 128], [1, 128], [128, 64], [48, 40], [7, 5], [1, 1], [2**40, 3])
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES, ids=lambda b: "x".join(map(str, b)))
+@pytest.mark.parametrize("tier", TIERS)
+def test_block_scales(tier: str, block_size: list[int]) -> None:
+    for n, k in ((192, 256), (200, 300), (33, 131), (1, 1)):
+        mat2 = random_weight(E4M3, n, k)
+        scales = torch.rand(-(-n // block_size[0]), -(-k // block_size[1])) + 0.01
+        weight = dequantise_blocks(mat2, scales, block_size)
+        bias = torch.randn(n)
+        for m, dtype, packed in itertools.product((0, 1, 3, 9, 97), ACT_DTYPES, (False, True)):
+            # Strided rows, as slices of a fused projection are.
+            mat1 = torch.randn(m, k + 8).to(dtype)[:, 5 : 5 + k]
+            use_bias = bias if m % 2 else None
+            out_dtype = torch.float32 if packed else dtype
+            stored = sgl_kernel.convert_weight_packed(mat2) if packed else mat2
+            with isa(tier):
+                got = sgl_kernel.fp8_scaled_mm_cpu(
+                    mat1, stored, scales, block_size, use_bias, out_dtype, packed
+                )
+            expected, bound = reference_mm(mat1, weight, None, use_bias, scales.shape[1])
+            check_close(got, expected, bound, f"{tier} M={m} N={n} K={k} {dtype} packed={packed}")
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_one_block_is_a_per_tensor_scale_bit_for_bit(tier: str) -> None:
+    mat1, mat2 = torch.randn(9, 200).bfloat16(), random_weight(E4M3, 70, 200)
+    scale, bias = torch.tensor([[0.3]]), torch.randn(70)
+    with isa(tier):
+        per_tensor = sgl_kernel.fp8_per_tensor_scaled_mm_cpu(
+            mat1, mat2, scale, bias, torch.float32, False
+        )
+        per_channel = sgl_kernel.fp8_per_channel_scaled_mm_cpu(
+            mat1, mat2, scale.expand(70, 1).contiguous(), bias, torch.float32, False
+        )
+        block = sgl_kernel.fp8_scaled_mm_cpu(
+            mat1, mat2, scale, [70, 200], bias, torch.float32, False
+        )
+    assert torch.equal(per_tensor, per_channel)
+    assert torch.equal(per_tensor, block)
 
 
 @pytest.mark.parametrize("act_dtype", ACT_DTYPES)

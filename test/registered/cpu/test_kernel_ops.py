@@ -32,6 +32,8 @@ SCHEMAS = {
     "ScalarType out_dtype, bool is_vnni) -> Tensor",
     "fp8_per_tensor_scaled_mm_cpu": "(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
     "ScalarType out_dtype, bool is_vnni) -> Tensor",
+    "fp8_scaled_mm_cpu": "(Tensor mat1, Tensor mat2, Tensor scales2, int[] block_size, "
+    "Tensor? bias, ScalarType out_dtype, bool is_vnni) -> Tensor",
     "weight_packed_linear": "(Tensor mat1, Tensor mat2, Tensor? bias, bool is_vnni, "
     "ScalarType? out_dtype=None) -> Tensor",
 }
@@ -49,6 +51,9 @@ def sample_calls(op: str) -> list[tuple[Any, ...]]:
         elif op == "fp8_per_channel_scaled_mm_cpu":
             calls += [(x, w, torch.rand(48), None, bf16, packed)]
             calls += [(x.half(), w, torch.rand(48, 1), b, f32, packed)]
+        elif op == "fp8_scaled_mm_cpu":
+            calls += [(x, w, torch.rand(2, 2), [32, 16], b, bf16, packed)]
+            calls += [(x.half(), w, torch.rand(1, 1), [128, 128], None, f32, packed)]
         elif op == "weight_packed_linear":
             calls += [(x, w.to(bf16), b, packed)]
             calls += [(x, w.to(bf16), None, packed, f32)]

@@ -1,4 +1,4 @@
-#include <cstring>
+#include <stdexcept>
 
 #include "check.h"
 #include "dispatch.h"
@@ -22,15 +22,42 @@ const std::vector<std::string>& tiers_under_test() {
   return tiers();
 }
 
-int main(int argc, char** argv) {
+// The tiers to walk; throws std::runtime_error for arguments that make no sense or do not hold.
+static void parse_arguments(int argc, char** argv) {
   const sgl_kernel::CpuFeatures features = sgl_kernel::detect_cpu_features();
-  if (argc > 1) {
-    tiers().push_back(sgl_kernel::tier_name(sgl_kernel::choose_tier(argv[1], features)));
-  } else {
-    for (const sgl_kernel::Tier tier : sgl_kernel::all_tiers()) {
-      if (sgl_kernel::missing_for(tier, features).empty())
-        tiers().push_back(sgl_kernel::tier_name(tier));
+  const char* tier = nullptr;
+  bool best = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--best") {
+      best = true;
+    } else if (argument[0] == '-' || tier != nullptr) {
+      throw std::runtime_error("usage: sgl_kernel_tests [[--best] TIER], not '" + argument + "'");
+    } else {
+      tier = argv[i];
     }
+  }
+  if (tier != nullptr) {
+    tiers().push_back(sgl_kernel::tier_name(sgl_kernel::choose_tier(tier, features)));
+  } else {
+    for (const sgl_kernel::Tier t : sgl_kernel::all_tiers()) {
+      if (sgl_kernel::missing_for(t, features).empty()) tiers().push_back(sgl_kernel::tier_name(t));
+    }
+  }
+  const std::string chosen = sgl_kernel::tier_name(sgl_kernel::best_tier(features));
+  if (best && (tier == nullptr || chosen != tier))
+    throw std::runtime_error("this machine chooses the tier " + chosen);
+}
+
+// sgl_kernel_tests                all tiers that this machine runs
+// sgl_kernel_tests TIER           one of them
+// sgl_kernel_tests --best TIER    the same, and a failure unless it is the one that is chosen here
+int main(int argc, char** argv) {
+  try {
+    parse_arguments(argc, argv);
+  } catch (const std::runtime_error& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 2;
   }
   for (const std::string& tier : tiers()) std::printf("tier %s\n", tier.c_str());
 

@@ -98,6 +98,19 @@ TEST(requested_tier_lowers_and_never_raises) {
   }
 }
 
+#elif defined(__aarch64__)
+
+TEST(best_tier_by_processor) {
+  CpuFeatures cortex_a72;
+  cortex_a72.neon = true;
+  CpuFeatures neoverse_v1 = cortex_a72;
+  neoverse_v1.bf16 = true;
+  CHECK(best_tier(cortex_a72) == Tier::neon, "Cortex-A72");
+  CHECK(best_tier(neoverse_v1) == Tier::neon_bf16, "Neoverse V1");
+  CHECK(missing_for(Tier::neon_bf16, cortex_a72) == "the CPU lacks BF16", "%s",
+        missing_for(Tier::neon_bf16, cortex_a72).c_str());
+}
+
 #endif
 
 TEST(every_runnable_tier_has_kernels) {

@@ -47,8 +47,9 @@ std::atomic<Tier>& active_tier_slot() {
 }  // namespace
 
 const std::vector<Tier>& all_tiers() {
-  static const std::vector<Tier> tiers = {Tier::scalar, Tier::neon,        Tier::avx2,
-                                          Tier::avx512, Tier::avx512_bf16, Tier::amx};
+  static const std::vector<Tier> tiers = {Tier::scalar, Tier::neon,   Tier::neon_bf16,
+                                          Tier::avx2,   Tier::avx512, Tier::avx512_bf16,
+                                          Tier::amx};
   return tiers;
 }
 
@@ -58,6 +59,8 @@ const char* tier_name(Tier tier) {
       return "scalar";
     case Tier::neon:
       return "neon";
+    case Tier::neon_bf16:
+      return "neon_bf16";
     case Tier::avx2:
       return "avx2";
     case Tier::avx512:
@@ -77,6 +80,8 @@ std::string missing_for(Tier tier, const CpuFeatures& f) {
       return "";
     case Tier::neon:
       return first_unmet({{f.neon, "the CPU lacks Advanced SIMD"}});
+    case Tier::neon_bf16:
+      return first_unmet({{f.neon, "the CPU lacks Advanced SIMD"}, {f.bf16, "the CPU lacks BF16"}});
     case Tier::avx2:
       return first_unmet({{f.avx2, "the CPU lacks AVX2"},
                           {f.fma, "the CPU lacks FMA"},

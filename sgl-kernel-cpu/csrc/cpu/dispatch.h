@@ -10,7 +10,7 @@
 namespace sgl_kernel {
 
 // Every tier the project has, in rising order on its architecture, built into this library or not.
-enum class Tier { scalar, neon, avx2, avx512, avx512_bf16, amx };
+enum class Tier { scalar, neon, neon_bf16, avx2, avx512, avx512_bf16, amx };
 
 const std::vector<Tier>& all_tiers();
 const char* tier_name(Tier tier);

@@ -7,7 +7,7 @@
 //   DotF32        one chain of f32 fused multiply-adds over k; products are exact, so the tiers
 //   that
 //                 use it agree bit for bit
-//   DotBf16       VDPBF16PS: a chain of bf16 pair dot products
+//   DotBf16       VDPBF16PS, BFDOT: a chain of bf16 pair dot products
 //   DotTile       TDPBF16PS (AMX): 32 k at a time, two f32 chains (even k, odd k) that start at
 //   zero,
 //                 their sum added to the total
@@ -66,7 +66,7 @@ struct DotF32 {
   }
 };
 
-#if defined(SGL_TIER_AVX512_BF16) || defined(SGL_TIER_AMX)
+#if defined(SGL_HAS_BF16_DOT) || defined(SGL_TIER_AMX)
 // k elements of a row of mat1 as they are, then zeros up to padded_k.
 SGL_INLINE void copy_bf16_row(const bf16_t* src, int64_t k, int64_t padded_k, float* dst) {
   bf16_t* row = reinterpret_cast<bf16_t*>(dst);
@@ -84,7 +84,7 @@ using DotFor = std::conditional_t<std::is_same<scalar_t, bf16_t>::value, DotTile
 template <typename scalar_t>
 using TinyDotFor = std::conditional_t<std::is_same<scalar_t, bf16_t>::value, DotTileOrder, DotF32>;
 
-#elif defined(SGL_TIER_AVX512_BF16)
+#elif defined(SGL_HAS_BF16_DOT)
 
 struct DotBf16 : DotF32 {
   static constexpr int kStepsPerPair = 1;

@@ -6,7 +6,7 @@
 #if defined(__x86_64__)
 #define SGL_FOR_EACH_TIER(X) X(scalar) X(avx2) X(avx512) X(avx512_bf16) X(amx)
 #elif defined(__aarch64__)
-#define SGL_FOR_EACH_TIER(X) X(scalar) X(neon)
+#define SGL_FOR_EACH_TIER(X) X(scalar) X(neon) X(neon_bf16)
 #else
 #define SGL_FOR_EACH_TIER(X) X(scalar)
 #endif

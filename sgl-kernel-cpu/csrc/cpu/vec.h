@@ -8,7 +8,8 @@
 //   load_act(const bf16_t* | const fp16_t*)   kLanes activations as f32
 //   store_out(float* | bf16_t* | fp16_t*, Vec) one rounding, to nearest even
 //   decode_pairs(const packed_t*, Vec* even, Vec* odd)  one k pair of a group, exact, as f32
-//   decode_pairs_bf16, dot_bf16   where dot.h uses them
+//   decode_pairs_bf16           the same as bf16 pairs; where dot.h uses it
+//   SGL_HAS_BF16_DOT, dot_bf16  the bf16 pair dot product, where there is one
 #pragma once
 
 #if !defined(SGL_TIER)
@@ -19,7 +20,7 @@
 #include "vec_avx512.h"
 #elif defined(SGL_TIER_AVX2)
 #include "vec_avx2.h"
-#elif defined(SGL_TIER_NEON)
+#elif defined(SGL_TIER_NEON) || defined(SGL_TIER_NEON_BF16)
 #include "vec_neon.h"
 #elif defined(SGL_TIER_SCALAR)
 #include "vec_scalar.h"

@@ -141,6 +141,7 @@ SGL_INLINE void decode_pairs_bf16(const packed_t* p, Vec* out) {
 }
 
 #if defined(SGL_TIER_AVX512_BF16)
+#define SGL_HAS_BF16_DOT
 SGL_INLINE Vec dot_bf16(Vec a, Vec b, Vec c) {
   return _mm512_dpbf16_ps(c, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b));
 }

@@ -1,4 +1,5 @@
-// AArch64 Advanced SIMD (Armv8.0 baseline): 4 f32 lanes, 32 registers.
+// AArch64 Advanced SIMD (Armv8.0 baseline): 4 f32 lanes, 32 registers. The neon_bf16 tier adds the
+// bf16 pair dot product of FEAT_BF16.
 #pragma once
 
 #include <arm_neon.h>
@@ -63,23 +64,14 @@ SGL_INLINE void store_out(fp16_t* p, Vec v) {
   vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v)));
 }
 
-// 8 bf16 pairs in two registers: the even k is the low half of each 32-bit lane.
-SGL_INLINE void split_pairs(uint16x8_t first, uint16x8_t second, Vec* even, Vec* odd) {
-  const uint32x4_t high_half = vdupq_n_u32(0xFFFF0000u);
-  const uint32x4_t a = vreinterpretq_u32_u16(first);
-  const uint32x4_t b = vreinterpretq_u32_u16(second);
-  even[0] = vreinterpretq_f32_u32(vshlq_n_u32(a, 16));
-  odd[0] = vreinterpretq_f32_u32(vandq_u32(a, high_half));
-  even[1] = vreinterpretq_f32_u32(vshlq_n_u32(b, 16));
-  odd[1] = vreinterpretq_f32_u32(vandq_u32(b, high_half));
-}
-
-SGL_INLINE void decode_pairs(const bf16_t* p, Vec* even, Vec* odd) {
-  split_pairs(vld1q_u16(&p[0].bits), vld1q_u16(&p[8].bits), even, odd);
+// k pairs of 8 columns as bf16; the even k is the low half of each 32-bit lane.
+SGL_INLINE void pairs_of(const bf16_t* p, uint16x8_t* pairs) {
+  pairs[0] = vld1q_u16(&p[0].bits);
+  pairs[1] = vld1q_u16(&p[8].bits);
 }
 
 // 16 codes (8 columns x 2 k) to bf16 by nibble lookups, as on AVX2.
-SGL_INLINE void decode_pairs(const e4m3_t* p, Vec* even, Vec* odd) {
+SGL_INLINE void pairs_of(const e4m3_t* p, uint16x8_t* pairs) {
   const uint8x16_t codes = vld1q_u8(&p->bits);
   const uint8x16_t low_nibble = vandq_u8(codes, vdupq_n_u8(0x0F));
   const uint8x16_t high_nibble = vshrq_n_u8(codes, 4);
@@ -93,9 +85,36 @@ SGL_INLINE void decode_pairs(const e4m3_t* p, Vec* even, Vec* odd) {
   uint8x16_t low = vqtbl1q_u8(vld1q_u8(kLowByLowNibble), low_nibble);
   low = veorq_u8(low, vandq_u8(tiny, vqtbl1q_u8(vld1q_u8(kLowFixByLowNibble), low_nibble)));
 
-  split_pairs(vreinterpretq_u16_u8(vzip1q_u8(low, high)),
-              vreinterpretq_u16_u8(vzip2q_u8(low, high)), even, odd);
+  pairs[0] = vreinterpretq_u16_u8(vzip1q_u8(low, high));
+  pairs[1] = vreinterpretq_u16_u8(vzip2q_u8(low, high));
 }
+
+template <typename packed_t>
+SGL_INLINE void decode_pairs(const packed_t* p, Vec* even, Vec* odd) {
+  uint16x8_t pairs[kGroupVecs];
+  pairs_of(p, pairs);
+  for (int i = 0; i < kGroupVecs; ++i) {
+    const uint32x4_t lanes = vreinterpretq_u32_u16(pairs[i]);
+    even[i] = vreinterpretq_f32_u32(vshlq_n_u32(lanes, 16));
+    odd[i] = vreinterpretq_f32_u32(vandq_u32(lanes, vdupq_n_u32(0xFFFF0000u)));
+  }
+}
+
+#if defined(SGL_TIER_NEON_BF16)
+#define SGL_HAS_BF16_DOT
+
+// The same as bf16 pairs: a Vec here carries 4 of them, moved as bits.
+template <typename packed_t>
+SGL_INLINE void decode_pairs_bf16(const packed_t* p, Vec* out) {
+  uint16x8_t pairs[kGroupVecs];
+  pairs_of(p, pairs);
+  for (int i = 0; i < kGroupVecs; ++i) out[i] = vreinterpretq_f32_u16(pairs[i]);
+}
+
+SGL_INLINE Vec dot_bf16(Vec a, Vec b, Vec c) {
+  return vbfdotq_f32(c, vreinterpretq_bf16_f32(a), vreinterpretq_bf16_f32(b));
+}
+#endif
 
 }  // namespace SGL_TIER
 }  // namespace sgl_kernel

@@ -117,16 +117,20 @@ class CPUGraphRunner:
 
 def _padding(size: int, kv_pool: MHATokenToKVPool) -> ForwardBatch:
     """A decode batch of `size` rows without tokens."""
-    zeros = torch.zeros(size, dtype=torch.int64)
-    slots = torch.full_like(zeros, PADDING_SLOT)
+
+    def full(value: int) -> Tensor:
+        # A tensor for each field: code that is compiled for inputs that are one tensor would be
+        # compiled again for those of a request, which are not.
+        return torch.full((size,), value, dtype=torch.int64)
+
     return ForwardBatch(
         forward_mode=ForwardMode.DECODE,
-        input_ids=zeros,
-        positions=zeros,
-        out_cache_loc=slots,
-        cache_starts=slots,
-        seq_lens=zeros,
-        extend_lens=torch.ones_like(zeros),
+        input_ids=full(0),
+        positions=full(0),
+        out_cache_loc=full(PADDING_SLOT),
+        cache_starts=full(PADDING_SLOT),
+        seq_lens=full(0),
+        extend_lens=full(1),
         kv_pool=kv_pool,
     )
 

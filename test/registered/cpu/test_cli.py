@@ -171,10 +171,12 @@ def test_chat_keeps_the_conversation(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conversations: list[list[str]] = []
-    monkeypatch.setattr(
-        "srt.entrypoints.engine.encode_chat",
-        lambda _, messages: conversations.append([m["role"] for m in messages]) or [5, 6, 7],
-    )
+
+    def record(_: object, messages: list[dict[str, str]]) -> list[int]:
+        conversations.append([message["role"] for message in messages])
+        return [5, 6, 7]
+
+    monkeypatch.setattr("srt.entrypoints.engine.encode_chat", record)
     lines = ["hello", "", "again", "/reset", "/nosuch", "new", "/exit", "never"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     assert run("chat", "--model", model, "--system", "be kind") == 0

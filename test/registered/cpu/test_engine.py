@@ -49,9 +49,9 @@ def test_a_prompt_gives_one_result(engine: Engine) -> None:
     assert output.matched_stop is None
     assert output.completion_tokens == len(output.token_ids) == 12
     assert output.prompt_tokens == 5
-    assert output.text == engine.tokenizer.decode(
-        output.token_ids, skip_special_tokens=True
-    ).rstrip("\ufffd")  # type: ignore[union-attr]
+    assert engine.tokenizer is not None
+    text = engine.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+    assert output.text == text.rstrip("\ufffd")
     assert output.prefill_tokens_per_second > 0
     assert output.decode_tokens_per_second is not None
     assert output.to_dict()["decode_tokens_per_second"] == output.decode_tokens_per_second

@@ -126,6 +126,12 @@ ATTENTION_BATCHES = {
 }
 
 
+def make_caches(slots: int, num_kv_heads: int) -> tuple[Tensor, Tensor]:
+    """Keys and values `[slots, num_kv_heads, 32]` full of NaN: reading what nobody wrote shows."""
+    keys = torch.full((slots, num_kv_heads, 32), torch.nan).bfloat16()
+    return keys, keys.clone()
+
+
 @pytest.mark.parametrize("batch", ATTENTION_BATCHES.values(), ids=ATTENTION_BATCHES)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 1), (4, 2), (2, 2)])
 def test_attention(batch: list[tuple[int, int]], num_heads: int, num_kv_heads: int) -> None:
@@ -133,13 +139,14 @@ def test_attention(batch: list[tuple[int, int]], num_heads: int, num_kv_heads: i
     total = sum(new for _, new in batch)
     q = randn(total, num_heads, head_dim, seed=1)
     k, v = (randn(total, num_kv_heads, head_dim, seed=s) for s in (2, 3))
-    # What no request owns is NaN: reading it would show.
-    caches = [torch.full((slots, num_kv_heads, head_dim), torch.nan).bfloat16() for _ in range(2)]
-    starts, locations, expected = [], [], []
+    k_cache, v_cache = make_caches(slots, num_kv_heads)
+    starts: list[int] = []
+    locations: list[int] = []
+    expected: list[Tensor] = []
     start, first = 1, 0
     for prefix, new in batch:
         old = [randn(prefix, num_kv_heads, head_dim, seed=10 + start + i) for i in range(2)]
-        for cache, values in zip(caches, old, strict=True):
+        for cache, values in zip((k_cache, v_cache), old, strict=True):
             cache[start : start + prefix] = values
         part = slice(first, first + new)
         expected.append(
@@ -153,7 +160,8 @@ def test_attention(batch: list[tuple[int, int]], num_heads: int, num_kv_heads: i
         q,
         k,
         v,
-        *caches,
+        k_cache,
+        v_cache,
         torch.tensor(locations),
         torch.tensor(starts),
         torch.tensor([sum(lengths) for lengths in batch]),
@@ -161,8 +169,8 @@ def test_attention(batch: list[tuple[int, int]], num_heads: int, num_kv_heads: i
         head_dim**-0.5,
     )
     torch.testing.assert_close(out.double(), torch.cat(expected), rtol=0, atol=0.02)
-    assert torch.equal(caches[0][locations], k)
-    assert torch.equal(caches[1][locations], v)
+    assert torch.equal(k_cache[locations], k)
+    assert torch.equal(v_cache[locations], v)
 
 
 def reference_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -175,10 +183,11 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def test_padding_rows_give_zeros() -> None:
-    caches = [torch.full((9, 1, 32), torch.nan).bfloat16() for _ in range(2)]
+    k_cache, v_cache = make_caches(9, 1)
     q, k, v = randn(2, 3, 32), randn(2, 1, 32), randn(2, 1, 32)
     starts, lengths = torch.tensor([4, 0]), torch.tensor([1, 0])
-    out = attention(q, k, v, *caches, starts, starts, lengths, torch.ones_like(lengths), 1.0)
+    ones = torch.ones_like(lengths)
+    out = attention(q, k, v, k_cache, v_cache, starts, starts, lengths, ones, 1.0)
     assert torch.equal(out[0], v[0].expand(3, 32))
     assert not out[1].any()
 

@@ -61,7 +61,7 @@ def test_per_tensor_scale(shape: tuple[int, ...], scale_dtype: torch.dtype) -> N
     load(layer, "weight", weight)
     load(layer, "weight_scale", scale)
     layer.process_weights_after_loading()
-    assert layer.weight_scale.numel() == 1
+    assert layer.get_parameter("weight_scale").numel() == 1
     x = make_input(5, 96)
     assert_product(layer(x), x, weight.float() * scale.float())
 
@@ -90,7 +90,7 @@ def test_merged_shards_keep_their_scales(scales: Sequence[float], kept: int) -> 
         load(layer, "weight", weight, shard)
         load(layer, "weight_scale", torch.tensor(scale), shard)
     layer.process_weights_after_loading()
-    assert layer.weight_scale.numel() == kept
+    assert layer.get_parameter("weight_scale").numel() == kept
     x = make_input(3, 96)
     expected = torch.cat([w.float() * s for w, s in zip(weights, scales, strict=True)])
     assert_product(layer(x), x, expected)

@@ -85,7 +85,7 @@ def test_logits_that_are_not_finite_are_an_error(value: float) -> None:
     logits = torch.stack([LOGITS, LOGITS])
     logits[1, 3] = value
     params = [SamplingParams(temperature=0)] * 2
-    with pytest.raises(SrtError, match="not finite.*bfloat16"):
+    with pytest.raises(SrtError, match=r"not finite.*bfloat16"):
         sample(logits, params, [make_generator(p) for p in params])
 
 

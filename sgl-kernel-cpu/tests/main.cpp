@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "check.h"
@@ -22,19 +24,22 @@ const std::vector<std::string>& tiers_under_test() {
   return tiers();
 }
 
-// The tiers to walk; throws std::runtime_error for arguments that make no sense or do not hold.
-static void parse_arguments(int argc, char** argv) {
+// Chooses tiers and tests; throws std::runtime_error for arguments that make no sense or do not
+// hold.
+static void apply_arguments(int argc, char** argv) {
   const sgl_kernel::CpuFeatures features = sgl_kernel::detect_cpu_features();
   const char* tier = nullptr;
+  const char* name_part = nullptr;
   bool best = false;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--best") {
       best = true;
-    } else if (argument[0] == '-' || tier != nullptr) {
-      throw std::runtime_error("usage: sgl_kernel_tests [[--best] TIER], not '" + argument + "'");
+    } else if (argument[0] == '-' || name_part != nullptr) {
+      throw std::runtime_error("usage: sgl_kernel_tests [[--best] TIER [TEST]], not '" + argument +
+                               "'");
     } else {
-      tier = argv[i];
+      (tier == nullptr ? tier : name_part) = argv[i];
     }
   }
   if (tier != nullptr) {
@@ -47,14 +52,22 @@ static void parse_arguments(int argc, char** argv) {
   const std::string chosen = sgl_kernel::tier_name(sgl_kernel::best_tier(features));
   if (best && (tier == nullptr || chosen != tier))
     throw std::runtime_error("this machine chooses the tier " + chosen);
+
+  std::vector<TestCase>& tests = test_cases();
+  const auto is_unnamed = [name_part](const TestCase& test) {
+    return name_part != nullptr && std::strstr(test.name, name_part) == nullptr;
+  };
+  tests.erase(std::remove_if(tests.begin(), tests.end(), is_unnamed), tests.end());
+  if (tests.empty()) throw std::runtime_error(std::string("no test's name has ") + name_part);
 }
 
-// sgl_kernel_tests                all tiers that this machine runs
-// sgl_kernel_tests TIER           one of them
-// sgl_kernel_tests --best TIER    the same, and a failure unless it is the one that is chosen here
+// sgl_kernel_tests              every test on every tier that this machine runs
+// sgl_kernel_tests TIER         on one of them
+// sgl_kernel_tests TIER TEST    only the tests with TEST in their name
+// --best                        fails unless TIER is the one that this machine chooses by itself
 int main(int argc, char** argv) {
   try {
-    parse_arguments(argc, argv);
+    apply_arguments(argc, argv);
   } catch (const std::runtime_error& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 2;

@@ -28,29 +28,33 @@ def ones(*shape: int, dtype: torch.dtype = F32) -> Tensor:
     return torch.ones(shape).to(dtype)
 
 
-def good_arguments(op: str) -> dict[str, Any]:
-    """A call that the op accepts, in the order of its arguments."""
+def good_arguments(op: str, act_dtype: torch.dtype, out_dtype: torch.dtype) -> dict[str, Any]:
+    """A call that the op accepts."""
     if op == "convert_weight_packed":
         return {"weight": ones(N, K, dtype=E4M3)}
     if op == "bmm_cpu":
         return {
-            "out": torch.full((B, M, N), torch.nan, dtype=BF16),
-            "mat1": ones(B, M, K, dtype=BF16),
+            "out": ones(B, M, N, dtype=out_dtype),
+            "mat1": ones(B, M, K, dtype=act_dtype),
             "mat2": ones(B, N, K, dtype=E4M3),
             "is_vnni": True,
             "scale": ones(B),
         }
-    mat1, bias = ones(M, K, dtype=BF16), ones(N)
-    if op == "weight_packed_linear":
-        mat2 = ones(N, K, dtype=BF16)
-        return {"mat1": mat1, "mat2": mat2, "bias": bias, "is_vnni": True, "out_dtype": None}
-    scales: dict[str, Any] = {"scales2": ones()}
-    if op == "fp8_per_channel_scaled_mm_cpu":
-        scales = {"scales2": ones(N)}
-    if op == "fp8_scaled_mm_cpu":
-        scales = {"scales2": ones(3, 2), "block_size": [2, 3]}
-    rest = {"bias": bias, "out_dtype": BF16, "is_vnni": True}
-    return {"mat1": mat1, "mat2": ones(N, K, dtype=E4M3), **scales, **rest}
+    arguments: dict[str, Any] = {
+        "mat1": ones(M, K, dtype=act_dtype),
+        "mat2": ones(N, K, dtype=BF16 if op == "weight_packed_linear" else E4M3),
+        "bias": ones(N),
+        "out_dtype": out_dtype,
+        "is_vnni": True,
+    }
+    if op == "fp8_per_tensor_scaled_mm_cpu":
+        arguments["scales2"] = ones()
+    elif op == "fp8_per_channel_scaled_mm_cpu":
+        arguments["scales2"] = ones(N)
+    elif op == "fp8_scaled_mm_cpu":
+        arguments["scales2"] = ones(3, 2)
+        arguments["block_size"] = [2, 3]
+    return arguments
 
 
 OPS = (
@@ -176,13 +180,15 @@ def tensors(draw: st.DrawFn, like: Tensor) -> Tensor:
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     op = draw(st.sampled_from(OPS))
-    arguments = good_arguments(op)
+    act_dtype = draw(st.sampled_from(ACT_DTYPES))
+    arguments = good_arguments(op, act_dtype, draw(st.sampled_from((act_dtype, F32))))
     names = st.lists(st.sampled_from(sorted(arguments)), min_size=1, max_size=2, unique=True)
     for name in draw(names):
         if name == "is_vnni":
             arguments[name] = draw(st.booleans())
         elif name == "out_dtype":
-            arguments[name] = draw(st.sampled_from(DTYPES))
+            optional = st.none() if op == "weight_packed_linear" else st.nothing()
+            arguments[name] = draw(optional | st.sampled_from(DTYPES))
         elif name == "block_size":
             edges = st.integers(-2, 6) | st.sampled_from((2**63 - 1, -(2**63)))
             length = draw(st.sampled_from((2, 2, 2, 0, 1, 3)))
@@ -200,13 +206,15 @@ def check(op: str, arguments: dict[str, Any]) -> None:
     if allowed:
         call(**arguments)
         return
+    outs = [t for name, t in arguments.items() if name == "out" and t.layout == torch.strided]
+    before = [out.double() for out in outs]
     names = "|".join(arguments)
     message = rf"sgl_kernel::{op}: ({names}): expected .+, got .+"
     with pytest.raises(RuntimeError) as error:
         call(**arguments)
     assert re.search(message, str(error.value)), str(error.value)
-    if op == "bmm_cpu" and arguments["out"].dtype == BF16 and arguments["out"].isnan().any():
-        assert arguments["out"].isnan().all(), "refused, but out was written"
+    for out, was in zip(outs, before, strict=True):  # a product of ones is 4, out is 1
+        assert torch.equal(out.double(), was), "refused, but out was written"
 
 
 def fuzz(examples: int) -> settings:

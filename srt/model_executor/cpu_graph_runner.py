@@ -7,6 +7,7 @@ operator, which `capture` checks first.
 """
 
 import sys
+import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -86,7 +87,9 @@ class CPUGraphRunner:
         # One entry of the compiler's cache is one batch size; the usual limit is lower than what
         # may be asked for.
         limit = max(len(self.batch_sizes), torch._dynamo.config.recompile_limit)
-        with torch._dynamo.config.patch(recompile_limit=limit):
+        with torch._dynamo.config.patch(recompile_limit=limit), warnings.catch_warnings():
+            # The bfloat16 token table feeds float16 layers, which inductor handles but remarks on.
+            warnings.filterwarnings("ignore", message="bf16 and fp16 are mixed")
             for size in bar:
                 self._run(_padding(size, self._kv_pool))
 

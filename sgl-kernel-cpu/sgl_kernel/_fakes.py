@@ -4,6 +4,8 @@ They check what they can see so that a wrong graph fails while it is traced. Raw
 are refused like any other device: a CPU kernel has nothing to say about them.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
@@ -90,12 +92,13 @@ def _bmm_cpu(out: Tensor, mat1: Tensor, mat2: Tensor, is_vnni: bool, scale: Tens
 
 def register_fakes() -> None:
     """Register the fake kernel of every op. Called once, when the package is imported."""
-    for op, fake in {
+    fakes: dict[str, Callable[..., Tensor | None]] = {
         "convert_weight_packed": _convert_weight_packed,
         "fp8_scaled_mm_cpu": _fp8_scaled_mm_cpu,
         "fp8_per_tensor_scaled_mm_cpu": _fp8_per_tensor_scaled_mm_cpu,
         "fp8_per_channel_scaled_mm_cpu": _fp8_per_channel_scaled_mm_cpu,
         "weight_packed_linear": _weight_packed_linear,
         "bmm_cpu": _bmm_cpu,
-    }.items():
+    }
+    for op, fake in fakes.items():
         torch.library.register_fake(f"sgl_kernel::{op}", fake)

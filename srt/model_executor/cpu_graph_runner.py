@@ -39,7 +39,7 @@ def operators_without_fake(namespace: str) -> list[str]:
         entry = torch._library.simple_registry.singleton.find(name.partition(".")[0])
         has_fake = entry.fake_impl.kernel is not None or any(
             torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-            for key in ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
+            for key in ("Meta", "CompositeImplicitAutograd")
         )
         if not has_fake:
             missing.append(name)

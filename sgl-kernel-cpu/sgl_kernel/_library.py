@@ -69,6 +69,12 @@ def set_isa(tier: str | None) -> None:
         raise RuntimeError(error.decode())
 
 
+def active_tier() -> str:
+    """The tier in use."""
+    tier: str = _library_info()["tier"]
+    return tier
+
+
 def cpu_info() -> dict[str, Any]:
     """What the kernels know about this machine.
 

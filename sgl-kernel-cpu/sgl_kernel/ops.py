@@ -42,7 +42,7 @@ def fp8_scaled_mm_cpu(
         mat2: [N, K] float8_e4m3fn, packed by :func:`convert_weight_packed` when ``is_vnni``.
         scales2: [ceil(N / block_n), ceil(K / block_k)] float32; edge blocks may be ragged.
         block_size: [block_n, block_k], each >= 1. [128, 128] is the fast one.
-        bias: [N] float32, or None.
+        bias: [N] float32, bfloat16 or float16 (converted to float32 exactly), or None.
         out_dtype: mat1's dtype or float32.
         is_vnni: whether mat2 is packed.
 
@@ -68,7 +68,7 @@ def fp8_per_tensor_scaled_mm_cpu(
         mat1: [M, K] bfloat16 or float16 activations; rows may be strided.
         mat2: [N, K] float8_e4m3fn, packed by :func:`convert_weight_packed` when ``is_vnni``.
         scales2: one float32 element, of any rank.
-        bias: [N] float32, or None.
+        bias: [N] float32, bfloat16 or float16 (converted to float32 exactly), or None.
         out_dtype: mat1's dtype or float32.
         is_vnni: whether mat2 is packed.
 
@@ -110,7 +110,7 @@ def weight_packed_linear(
     Args:
         mat1: [M, K] bfloat16 or float16; rows may be strided.
         mat2: [N, K] bfloat16, packed by :func:`convert_weight_packed` when ``is_vnni``.
-        bias: [N] float32, or None.
+        bias: [N] float32, bfloat16 or float16 (converted to float32 exactly), or None.
         is_vnni: whether mat2 is packed.
         out_dtype: mat1's dtype (the default) or float32.
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from sgl_kernel._library import cpu_info, set_isa
+from sgl_kernel._library import active_tier, set_isa
 
 # Unit roundoff of each dtype: half of the distance from 1 to the next number.
 UNIT_ROUNDOFF = {
@@ -97,7 +97,7 @@ def check_close(got: Tensor, expected: Tensor, bound: Tensor, what: str = "") ->
 @contextmanager
 def isa(tier: str) -> Iterator[None]:
     """Use the kernels of one tier inside the ``with`` block; the whole process is affected."""
-    before = cpu_info()["tier"]
+    before = active_tier()
     set_isa(tier)
     try:
         yield

@@ -1,6 +1,8 @@
 // Every kernel shape of every tier against a double reference, in memory with guard pages.
+#include <atomic>
 #include <cmath>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -21,7 +23,7 @@ struct Case {
   bool bias = false;
   int64_t block_n = 0;  // of a scale; 0: all of N
   int64_t block_k = 0;  // 0: all of K
-  OutType out = OutType::f32;
+  FloatType out = FloatType::f32;
   int64_t row_padding = 0;  // elements between rows of mat1 and of out
 };
 
@@ -171,15 +173,15 @@ TEST(products_match_the_double_reference) {
           c.row_padding = M % 3 == 0 ? 5 : 0;
           for (const bool packed : {true, false}) {
             c.packed = packed;
-            c.out = OutType::f32;
+            c.out = FloatType::f32;
             check_case<bf16_t, e4m3_t, float>(tier, c);
             check_case<fp16_t, e4m3_t, float>(tier, c);
             check_case<bf16_t, bf16_t, float>(tier, c);
             check_case<fp16_t, bf16_t, float>(tier, c);
           }
-          c.out = OutType::bf16;
+          c.out = FloatType::bf16;
           check_case<bf16_t, e4m3_t, bf16_t>(tier, c);
-          c.out = OutType::fp16;
+          c.out = FloatType::fp16;
           check_case<fp16_t, bf16_t, fp16_t>(tier, c);
         }
       }
@@ -195,6 +197,68 @@ TEST(blocks_of_rows_and_of_k) {
       check_case<fp16_t, e4m3_t, float>(tier, c);
       check_case<bf16_t, bf16_t, float>(tier, c);
     }
+  }
+}
+
+template <typename bias_t>
+static void check_bias(const std::string& tier, FloatType type, int64_t M) {
+  // Sums are zero, so the output is the bias.
+  const Case c{M, 37, 8};
+  Product<bf16_t, e4m3_t> product(c, 2);
+  for (int64_t m = 0; m < M; ++m) {
+    for (int64_t k = 0; k < c.K; ++k) product.mat1_row(m)[k].bits = 0;
+  }
+  GuardedBuffer<bias_t> bias(c.N);
+  for (int64_t n = 0; n < c.N; ++n) from_float(0.37f * static_cast<float>(n - 11), &bias[n]);
+  GuardedBuffer<float> out(M * c.N);
+  GemmArgs args = product.args();
+  args.bias = bias.data();
+  args.bias_type = type;
+  args.out = out.data();
+  args.out_stride = c.N;
+  run_tasks(table_of(tier), args, 1);
+  for (int64_t i = 0; i < out.size(); ++i) {
+    CHECK(out[i] == to_float(bias[i % c.N]), "%s M=%ld element %ld: expected %g, got %g",
+          tier.c_str(), (long)M, (long)i, to_float(bias[i % c.N]), out[i]);
+  }
+}
+
+TEST(bias_of_every_float_type_is_added_exactly) {
+  for (const std::string& tier : tiers_under_test()) {
+    for (const int64_t M : {1, 7}) {
+      check_bias<float>(tier, FloatType::f32, M);
+      check_bias<bf16_t>(tier, FloatType::bf16, M);
+      check_bias<fp16_t>(tier, FloatType::fp16, M);
+    }
+  }
+}
+
+TEST(threads_on_one_product_do_not_disturb_each_other) {
+  for (const std::string& tier : tiers_under_test()) {
+    const Case c{21, 32 * 8, 160};
+    Product<bf16_t, e4m3_t> product(c, 7);
+    GuardedBuffer<float> alone(c.M * c.N);
+    GemmArgs args = product.args();
+    args.out = alone.data();
+    args.out_stride = c.N;
+    run_tasks(table_of(tier), args, 1);
+    // Every thread computes the whole product again and again into its own output, from shared
+    // inputs.
+    std::vector<std::thread> threads;
+    std::atomic<int> wrong{0};
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        GuardedBuffer<float> out(c.M * c.N);
+        GemmArgs own = args;
+        own.out = out.data();
+        for (int i = 0; i < 6; ++i) {
+          run_tasks(table_of(tier), own, 1 + (t + i) % 3);
+          if (std::memcmp(out.data(), alone.data(), out.size() * sizeof(float)) != 0) ++wrong;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(wrong == 0, "%s: %d results differ", tier.c_str(), wrong.load());
   }
 }
 
@@ -399,7 +463,7 @@ TEST(batched_products_are_single_products) {
     args.gemm.scales = scales.data();
     args.gemm.block_n = N;
     args.gemm.block_k = K;
-    args.gemm.out_type = OutType::f32;
+    args.gemm.out_type = FloatType::f32;
     args.gemm.out = batched.data();
     args.gemm.out_stride = B * N;
     const int64_t tasks = bmm_task_count(args);

@@ -7,8 +7,8 @@ namespace {
 int64_t element_bytes(WeightType type) {
   return type == WeightType::e4m3 ? 1 : 2;
 }
-int64_t element_bytes(OutType type) {
-  return type == OutType::f32 ? 4 : 2;
+int64_t element_bytes(FloatType type) {
+  return type == FloatType::f32 ? 4 : 2;
 }
 constexpr int64_t kActBytes = 2;
 

@@ -18,7 +18,7 @@ namespace sgl_kernel {
 
 enum class ActType : uint8_t { bf16, fp16 };
 enum class WeightType : uint8_t { e4m3, bf16 };
-enum class OutType : uint8_t { f32, bf16, fp16 };
+enum class FloatType : uint8_t { f32, bf16, fp16 };
 
 struct GemmArgs {
   int64_t M = 0;
@@ -38,11 +38,12 @@ struct GemmArgs {
   int64_t block_n = 0;  // >= 1
   int64_t block_k = 0;  // >= 1; K or more: one scale along K
 
-  const float* bias = nullptr;  // [N] or null
+  const void* bias = nullptr;  // [N] or null
+  FloatType bias_type = FloatType::f32;
 
   void* out = nullptr;  // [M, N], unit stride along N
   int64_t out_stride = 0;
-  OutType out_type = OutType::bf16;
+  FloatType out_type = FloatType::bf16;
 };
 
 // Half-open range of tasks; a task is one block of rows times one block of 32 columns.

@@ -46,9 +46,23 @@ SGL_INLINE void load_scales(const GemmArgs& args, int64_t n0, int64_t segment, f
   }
 }
 
-SGL_INLINE void load_bias(const GemmArgs& args, int64_t n0, float* bias) {
+template <typename bias_t>
+SGL_INLINE void load_bias_as(const GemmArgs& args, int64_t n0, float* bias) {
+  const bias_t* source = static_cast<const bias_t*>(args.bias) + n0;
   const int64_t width = min_i64(kBlockN, args.N - n0);
-  for (int64_t i = 0; i < kBlockN; ++i) bias[i] = i < width ? args.bias[n0 + i] : 0.f;
+  for (int64_t i = 0; i < kBlockN; ++i) bias[i] = i < width ? to_float(source[i]) : 0.f;
+}
+
+// The bias of the 32 columns at n0 in f32, as far as it exists.
+SGL_INLINE void load_bias(const GemmArgs& args, int64_t n0, float* bias) {
+  switch (args.bias_type) {
+    case FloatType::f32:
+      return load_bias_as<float>(args, n0, bias);
+    case FloatType::bf16:
+      return load_bias_as<bf16_t>(args, n0, bias);
+    case FloatType::fp16:
+      return load_bias_as<fp16_t>(args, n0, bias);
+  }
 }
 
 // total[rows, columns] (+)= sums[rows, columns] * scale[columns]; multiplied and added in two
@@ -93,15 +107,15 @@ SGL_INLINE void copy_add_stub(const GemmArgs& args, const float* total, int64_t 
     const int64_t offset = (m0 + m) * args.out_stride + n0 + column;
     const float* row = total + m * total_stride;
     switch (args.out_type) {
-      case OutType::f32:
+      case FloatType::f32:
         copy_add_row<float, has_bias>(static_cast<float*>(args.out) + offset, row, bias + column,
                                       width);
         break;
-      case OutType::bf16:
+      case FloatType::bf16:
         copy_add_row<bf16_t, has_bias>(static_cast<bf16_t*>(args.out) + offset, row, bias + column,
                                        width);
         break;
-      case OutType::fp16:
+      case FloatType::fp16:
         copy_add_row<fp16_t, has_bias>(static_cast<fp16_t*>(args.out) + offset, row, bias + column,
                                        width);
         break;

@@ -67,6 +67,7 @@ class Checker {
   }
 
   void dense_cpu(const Tensor& t, const char* argument) const {
+    if (!t.defined()) fail(argument, "a tensor", "None");
     if (!t.is_cpu()) fail(argument, "a tensor on cpu", device_name(t));
     if (t.layout() != torch::headeronly::Layout::Strided) {
       fail(argument, "a dense (strided) tensor", "another layout");

@@ -43,10 +43,15 @@ int64_t gemm_grain(const GemmArgs& args) {
 ActType act_type(ScalarType dtype) {
   return dtype == ScalarType::BFloat16 ? ActType::bf16 : ActType::fp16;
 }
-OutType out_type(ScalarType dtype) {
-  return dtype == ScalarType::Float      ? OutType::f32
-         : dtype == ScalarType::BFloat16 ? OutType::bf16
-                                         : OutType::fp16;
+FloatType float_type(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::BFloat16:
+      return FloatType::bf16;
+    case ScalarType::Half:
+      return FloatType::fp16;
+    default:
+      return FloatType::f32;
+  }
 }
 
 void check_out_dtype(const Checker& check, ScalarType out_dtype, const Tensor& mat1) {
@@ -82,18 +87,19 @@ GemmArgs linear_args(const Checker& check, const Tensor& mat1, const Tensor& mat
   args.mat2 = mat2.const_data_ptr();
   args.mat2_type = weight_dtype == ScalarType::BFloat16 ? WeightType::bf16 : WeightType::e4m3;
   args.is_vnni = is_vnni;
-  args.out_type = out_type(out_dtype);
+  args.out_type = float_type(out_dtype);
   return args;
 }
 
 void set_bias(const Checker& check, const std::optional<Tensor>& bias, GemmArgs* args) {
   if (!bias.has_value()) return;
   check.dense_cpu(*bias, "bias");
-  check.dtype(*bias, "bias", {ScalarType::Float});
+  check.dtype(*bias, "bias", {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half});
   check.rank(*bias, "bias", 1, "[N]");
   check.size(*bias, "bias", 0, args->N, "N of mat2");
   check.contiguous(*bias, "bias");
-  args->bias = static_cast<const float*>(bias->const_data_ptr());
+  args->bias = bias->const_data_ptr();
+  args->bias_type = float_type(bias->scalar_type());
 }
 
 void set_scales(const Tensor& scales, int64_t block_n, int64_t block_k, GemmArgs* args) {
@@ -230,7 +236,7 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
   gemm.is_vnni = is_vnni;
   gemm.out = out.mutable_data_ptr();
   gemm.out_stride = out.stride(1);
-  gemm.out_type = out_type(out.scalar_type());
+  gemm.out_type = float_type(out.scalar_type());
 
   // A weight without its scale, or a scale that multiplies nothing, is a caller's mistake.
   const bool is_fp8 = gemm.mat2_type == WeightType::e4m3;

@@ -91,8 +91,8 @@ CORPUS: list[tuple[str, str, Any, str]] = [
         (
             (PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP),
             "bias",
-            acts(N),
-            "dtype float32, got bfloat16",
+            torch.zeros(N, dtype=torch.float64),
+            "dtype float32 or bfloat16 or float16, got Double",
         ),
         (
             (PER_TENSOR, PER_CHANNEL),
@@ -118,6 +118,16 @@ CORPUS: list[tuple[str, str, Any, str]] = [
             torch.ones(N, K),
             "dtype float8_e4m3fn or bfloat16, got float32",
         ),
+        # nothing at all
+        (
+            (PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP, BMM_OP),
+            "mat1",
+            None,
+            "a tensor, got None",
+        ),
+        ((PER_TENSOR, PER_CHANNEL, BLOCK_OP), "scales2", None, "a tensor, got None"),
+        ((BMM_OP,), "out", None, "a tensor, got None"),
+        ((PACK,), "weight", None, "a tensor, got None"),
         # rank
         (
             (PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP),

@@ -22,7 +22,7 @@ register_cpu_ci(est_time=40, suite="per-commit")
 
 E4M3, BF16, F16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32
 TIERS: list[str] = sgl_kernel.cpu_info()["tiers_available"]
-BIAS_DTYPES = (F32,)
+BIAS_DTYPES = (F32, torch.bfloat16, torch.float16)
 PER_TENSOR, PER_CHANNEL, BLOCK, LINEAR, BMM = (
     "fp8_per_tensor_scaled_mm_cpu",
     "fp8_per_channel_scaled_mm_cpu",

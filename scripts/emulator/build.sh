@@ -82,12 +82,13 @@ build_bochs() {
   tar -xf "$tarball" -C "$work/bochs" --strip-components 1
   cd "$work/bochs"
   patch -s -p1 <"$emulator_dir/bochs-$bochs_version-amx.patch"
-  # No -march: the cache may be used on other machines, and it would gain nothing.
+  # No -march: the cache may be used on other machines. No show-ips: that logs from a signal handler,
+  # which now and then waits for ever for the lock of the log that it interrupted.
   local flags="-O3 -fomit-frame-pointer -pipe"
   ./configure --enable-cpu-level=6 --enable-x86-64 --enable-avx --enable-evex --enable-amx \
     --enable-fpu --enable-long-phy-address --enable-pci --enable-handlers-chaining \
     --enable-repeat-speedups --enable-fast-function-calls --enable-trace-linking \
-    --disable-plugins --disable-docbook --with-nogui CFLAGS="$flags" CXXFLAGS="$flags" \
+    --disable-show-ips --disable-plugins --disable-docbook --with-nogui CFLAGS="$flags" CXXFLAGS="$flags" \
     >"$work/configure.log" 2>&1 || { tail -n 20 "$work/configure.log" >&2; die "configuring Bochs failed"; }
   make -j "${JOBS:-$(nproc)}" >"$work/make.log" 2>&1 ||
     { tail -n 20 "$work/make.log" >&2; die "compiling Bochs failed"; }

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from srt.entrypoints import chat, env, generate, inspect, quantize
 from srt.errors import SrtError
+from srt.utils.openmp import limit_spinning
 from srt.version import __version__
 
 STATUS_ERROR = 2
@@ -43,6 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the process's exit status."""
     args = make_parser().parse_args(argv)
+    limit_spinning(os.environ)
     logging.basicConfig(
         level=logging.INFO if args.debug else logging.WARNING, format="%(name)s: %(message)s"
     )

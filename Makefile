@@ -40,6 +40,7 @@ demo: demo-model ## build everything, get the demo model and answer a question w
 	@"$(BIN)/srt" generate --model $(DEMO_MODEL) --prompt "$$PROMPT"
 
 demo-model: $(DEMO)/.stamp ## only write the demo model to .demo/
+	@:
 
 test: test-cpp test-python ## build everything and run all tests (SUITE=per-commit or full)
 
@@ -66,7 +67,10 @@ bench: kernels ## time the kernels
 	@$(KERNEL_MAKE) bench
 
 env: $(STAMPS)/srt ## only the Python environment
+	@:
+
 kernels: $(STAMPS)/kernels ## only build and install the kernels
+	@:
 
 $(STAMPS)/python:
 	@sh scripts/check_host.sh python "$(PYTHON)"

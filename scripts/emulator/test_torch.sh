@@ -38,4 +38,4 @@ tests=(
 # PYTHONPATH: srt is installed as a link to the repository, which import hooks of the environment follow.
 "$emulator_dir/run.sh" --disk "$image" --memory 2048 --timeout 1500 \
   --env "PYTHONPATH=$repository" --env PYTHONDONTWRITEBYTECODE=1 \
-  "$python" -m pytest -p no:cacheprovider --rootdir "$repository" --color no --durations 5 "${tests[@]}"
+  "$python" -m pytest -p no:cacheprovider --rootdir "$repository" --color no "${tests[@]}"

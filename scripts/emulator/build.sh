@@ -41,7 +41,7 @@ mirror=${EMULATOR_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' | grep -
 
 mkdir -p "$cache"
 rm -f "$cache/inputs"
-work=$(mktemp -d "$cache/build.XXXXXX")
+work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 say() {
@@ -88,8 +88,8 @@ build_bochs() {
   ./configure --enable-cpu-level=6 --enable-x86-64 --enable-avx --enable-evex --enable-amx \
     --enable-fpu --enable-long-phy-address --enable-pci --enable-handlers-chaining \
     --enable-repeat-speedups --enable-fast-function-calls --enable-trace-linking \
-    --disable-show-ips --disable-plugins --disable-docbook --with-nogui CFLAGS="$flags" CXXFLAGS="$flags" \
-    >"$work/configure.log" 2>&1 || { tail -n 20 "$work/configure.log" >&2; die "configuring Bochs failed"; }
+    --disable-show-ips --disable-plugins --disable-docbook --with-nogui \
+    CFLAGS="$flags" CXXFLAGS="$flags" >"$work/configure.log" 2>&1 || { tail -n 20 "$work/configure.log" >&2; die "configuring Bochs failed"; }
   make -j "${JOBS:-$(nproc)}" >"$work/make.log" 2>&1 ||
     { tail -n 20 "$work/make.log" >&2; die "compiling Bochs failed"; }
   strip -o "$cache/bochs" bochs

@@ -50,6 +50,7 @@ need cpio=cpio gzip=gzip xorriso=xorriso mformat=mtools grub-mkrescue=grub-commo
 
 work=${keep:-$(mktemp -d)}
 mkdir -p "$work"
+work=$(realpath "$work")
 emulator=
 # shellcheck disable=SC2317  # the trap calls it
 cleanup() {
@@ -86,36 +87,40 @@ CFG
 grub-mkrescue -o "$work/boot.iso" "$work/iso" >"$work/grub.log" 2>&1 ||
   { cat "$work/grub.log" >&2; die "grub-mkrescue failed" 125; }
 
+# Relative names: Bochs drops spaces from those in its configuration.
+ln -sfn "$(realpath "$cache")" "$work/cache"
+[ -z "$disk" ] || ln -sfn "$disk" "$work/disk.ext4"
 cat >"$work/bochsrc" <<RC
 megs: $memory
-romimage: file=$cache/BIOS-bochs-latest
-vgaromimage: file=$cache/vgabios.bin
+romimage: file=cache/BIOS-bochs-latest
+vgaromimage: file=cache/vgabios.bin
 cpu: model=sapphire_rapids, count=1, ips=30000000, reset_on_triple_fault=0, exclude_features="$hide"
-ata0-master: type=cdrom, path=$work/boot.iso, status=inserted
-${disk:+ata0-slave: type=disk, mode=volatile, path=$disk, journal=$work/disk.redolog}
+ata0-master: type=cdrom, path=boot.iso, status=inserted
+${disk:+ata0-slave: type=disk, mode=volatile, path=disk.ext4, journal=disk.redolog}
 boot: cdrom
-com1: enabled=1, mode=file, dev=$work/console.log
-com2: enabled=1, mode=file, dev=$work/output.log
+com1: enabled=1, mode=file, dev=console.log
+com2: enabled=1, mode=file, dev=output.log
 display_library: nogui
-log: $work/bochs.log
+log: bochs.log
 clock: sync=none
 panic: action=fatal
 RC
 
 : >"$work/console.log"
 : >"$work/output.log"
-timeout "$timeout" "$cache/bochs" -q -f "$work/bochsrc" </dev/null >"$work/bochs.out" 2>&1 &
+cd "$work"
+timeout "$timeout" cache/bochs -q -f bochsrc </dev/null >bochs.out 2>&1 &
 emulator=$!
-tail -q -n +1 -s 0.2 -f --pid "$emulator" "$work/output.log"
+tail -q -n +1 -s 0.2 -f --pid "$emulator" output.log
 emulator_status=0
 wait "$emulator" || emulator_status=$?
 emulator=
 
-status=$(tr -d '\r' <"$work/console.log" | sed -n 's/^EMULATOR_EXIT \([0-9]*\)$/\1/p' | tail -n 1)
+status=$(tr -d '\r' <console.log | sed -n 's/^EMULATOR_EXIT \([0-9]*\)$/\1/p' | tail -n 1)
 if [ -z "$status" ]; then
   echo "run.sh: the emulated machine ended without a status; the last lines of its console:" >&2
-  tail -n 25 "$work/console.log" >&2
-  grep -a -A 2 'exiting with' "$work/bochs.out" >&2 || true
+  tail -n 25 console.log >&2
+  grep -a -A 2 'exiting with' bochs.out >&2 || true
   [ "$emulator_status" -ne 124 ] || die "out of time after $timeout s" 124
   exit 125
 fi

@@ -118,7 +118,8 @@ def write_image(image: Path) -> None:
         megabytes = stage(files, root) * 4 // 3 // 2**20 + 100
         image.unlink(missing_ok=True)
         options = ["-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-d", str(root)]
-        subprocess.run(["mke2fs", *options, str(image), f"{megabytes}M"], check=True)
+        command = ["mke2fs", *options, str(image), f"{megabytes}M"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     print(f"{image}: {len(files)} files, {image.stat().st_size / 1e6:.0f} MB")
 
 

@@ -1,0 +1,108 @@
+// From f32 sums to the output: scales, bias, rounding. Part of the GEMM family, compiled per tier.
+#pragma once
+
+#include "gemm.h"
+#include "vec.h"
+
+namespace sgl_kernel {
+namespace SGL_TIER {
+
+// The scales of segment `segment` for the 32 columns at n0, as far as they exist.
+SGL_INLINE void load_scales(const GemmArgs& args, int64_t n0, int64_t segment, float* scale) {
+  if (args.scales == nullptr) {
+    for (int64_t i = 0; i < kBlockN; ++i) scale[i] = 1.f;
+    return;
+  }
+  const int64_t width = min_i64(kBlockN, args.N - n0);
+  const int64_t row_stride = div_up(args.K, args.block_k);
+  int64_t row = n0 / args.block_n;
+  int64_t left = (row + 1) * args.block_n - n0;  // columns of this row of blocks still to come
+  for (int64_t i = 0; i < kBlockN; ++i) {
+    if (left == 0 && i < width) {
+      ++row;
+      left = args.block_n;
+    }
+    --left;
+    scale[i] = args.scales[row * row_stride + segment];
+  }
+}
+
+template <typename bias_t>
+SGL_INLINE void load_bias_as(const GemmArgs& args, int64_t n0, float* bias) {
+  const bias_t* source = static_cast<const bias_t*>(args.bias) + n0;
+  const int64_t width = min_i64(kBlockN, args.N - n0);
+  for (int64_t i = 0; i < kBlockN; ++i) bias[i] = i < width ? to_float(source[i]) : 0.f;
+}
+
+// The bias of the 32 columns at n0 in f32, as far as it exists.
+SGL_INLINE void load_bias(const GemmArgs& args, int64_t n0, float* bias) {
+  switch (args.bias_type) {
+    case FloatType::f32:
+      return load_bias_as<float>(args, n0, bias);
+    case FloatType::bf16:
+      return load_bias_as<bf16_t>(args, n0, bias);
+    case FloatType::fp16:
+      return load_bias_as<fp16_t>(args, n0, bias);
+  }
+}
+
+// total[rows, columns] (+)= sums[rows, columns] * scale[columns]; multiplied and added in two
+// roundings on every tier.
+SGL_INLINE void copy_mul_add_stub(const float* sums, int64_t sums_stride, const float* scale,
+                                  bool first, int64_t rows, int columns, float* total,
+                                  int64_t total_stride) {
+  for (int64_t m = 0; m < rows; ++m) {
+    for (int i = 0; i < columns; i += kLanes) {
+      Vec v = mul(load(sums + m * sums_stride + i), load(scale + i));
+      if (!first) v = add(load(total + m * total_stride + i), v);
+      store(total + m * total_stride + i, v);
+    }
+  }
+}
+
+template <typename out_t, bool has_bias>
+SGL_INLINE void copy_add_row(out_t* out, const float* total, const float* bias, int64_t width) {
+  for (int64_t i = 0; i < width; i += kLanes) {
+    Vec v = load(total + i);
+    if (has_bias) v = add(v, load(bias + i));
+    if (i + kLanes <= width) {
+      store_out(out + i, v);
+    } else {
+      out_t tail[kLanes];
+      store_out(tail, v);
+      memcpy(out + i, tail, (width - i) * sizeof(out_t));
+    }
+  }
+}
+
+// out[m0 .. m0 + rows, n0 + column ..] = total (+ bias), rounded once; clipped to N. total:
+// [rows, columns], readable up to whole vectors.
+template <bool has_bias>
+SGL_INLINE void copy_add_stub(const GemmArgs& args, const float* total, int64_t total_stride,
+                              int64_t m0, int64_t rows, int64_t n0, int64_t column,
+                              int64_t columns) {
+  alignas(64) float bias[kBlockN];
+  if (has_bias) load_bias(args, n0, bias);
+  const int64_t width = min_i64(columns, args.N - n0 - column);
+  for (int64_t m = 0; m < rows; ++m) {
+    const int64_t offset = (m0 + m) * args.out_stride + n0 + column;
+    const float* row = total + m * total_stride;
+    switch (args.out_type) {
+      case FloatType::f32:
+        copy_add_row<float, has_bias>(static_cast<float*>(args.out) + offset, row, bias + column,
+                                      width);
+        break;
+      case FloatType::bf16:
+        copy_add_row<bf16_t, has_bias>(static_cast<bf16_t*>(args.out) + offset, row, bias + column,
+                                       width);
+        break;
+      case FloatType::fp16:
+        copy_add_row<fp16_t, has_bias>(static_cast<fp16_t*>(args.out) + offset, row, bias + column,
+                                       width);
+        break;
+    }
+  }
+}
+
+}  // namespace SGL_TIER
+}  // namespace sgl_kernel

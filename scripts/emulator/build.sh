@@ -36,7 +36,7 @@ need apt-get=apt dpkg-deb=dpkg g++=g++ make=make patch=patch xz=xz-utils cpio=cp
 [ -e "$keyring" ] || die "missing; as root: apt-get install debian-archive-keyring"
 
 # shellcheck disable=SC2016  # $(REPO_URI) is apt's
-mirror=${EMULATOR_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' | grep -E '/debian/?$' | sort -u | head -n 1)}
+mirror=${EMULATOR_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' | sed -n '\,/debian/\?$,{p;q;}')}
 [ -n "$mirror" ] || die "this machine's apt knows no Debian mirror; set EMULATOR_MIRROR to the URL of one"
 
 mkdir -p "$cache"

@@ -212,7 +212,9 @@ def write_bf16(gguf: Gguf, directory: Path, quiet: bool) -> None:
         for t in tensors
     ]
     with CheckpointWriter(directory, specs) as writer:
-        for tensor in tqdm(tensors, desc="converting to bf16", unit="tensor", disable=quiet):
+        for tensor in tqdm(
+            tensors, desc="converting to bf16", unit="tensor", disable=quiet or None
+        ):
             writer.write(hf_name(tensor.name), hf_tensor(tensor, heads, kv_heads))
     write_json(directory / "config.json", config)
     write_json(directory / "generation_config.json", make_generation_config(config))

@@ -6,11 +6,14 @@ with Engine("path/to/checkpoint") as engine:
     print(engine.generate("The capital of France is", SamplingParams(temperature=0)).text)
 """
 
+import os
+import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 
+from srt.utils.openmp import limit_spinning
 from srt.version import KERNEL_DISTRIBUTION, KERNEL_VERSIONS, __version__
 
 if TYPE_CHECKING:
@@ -46,6 +49,8 @@ _check_kernel_version()
 
 def __getattr__(name: str) -> Any:
     if name == "Engine":
+        if "torch" not in sys.modules:
+            limit_spinning(os.environ)
         from srt.entrypoints.engine import Engine
 
         return Engine

@@ -14,12 +14,16 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from srt.errors import SrtError
 from srt.mem_cache.memory_pool import PADDING_SLOT, MHATokenToKVPool
 from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+# Older inductors fail on fused code that rounds as separate operators would.
+MIN_TORCH = "2.13"
 
 
 def default_batch_sizes(max_running_requests: int) -> tuple[int, ...]:
@@ -71,8 +75,13 @@ class CPUGraphRunner:
         """Compiles every batch size, on batches of padding.
 
         Raises:
-            SrtError: An operator has no fake kernel, or there is no C++ compiler.
+            SrtError: Torch is too old, an operator has no fake kernel, or there is no C++ compiler.
         """
+        if Version(Version(torch.__version__).base_version) < Version(MIN_TORCH):
+            raise SrtError(
+                f"graph mode needs Torch {MIN_TORCH} or later, found {torch.__version__}; "
+                "run without it, or install a newer Torch"
+            )
         missing = operators_without_fake("sgl_kernel")
         if missing:
             raise SrtError(f"graph mode needs a fake kernel of {', '.join(missing)}")

@@ -15,7 +15,7 @@ from srt.model_executor.model_runner import DecodeInput, ExtendInput, ModelRunne
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import reference_model
 
-register_cpu_ci(est_time=60, suite="full")
+register_cpu_ci(est_time=60, suite="per-commit")
 
 MODEL = Path(__file__).parents[3] / ".demo" / "SmolLM2-135M-Instruct-FP8"
 pytestmark = pytest.mark.skipif(

@@ -4,12 +4,17 @@ stay.
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from srt.configs.model_config import ModelConfig
 from srt.errors import SrtError
-from srt.model_executor.cpu_graph_runner import default_batch_sizes, operators_without_fake
+from srt.model_executor.cpu_graph_runner import (
+    MIN_TORCH,
+    default_batch_sizes,
+    operators_without_fake,
+)
 from srt.model_executor.model_runner import DecodeInput, ExtendInput, ModelRunner
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
@@ -23,6 +28,8 @@ CACHE_SIZE = 128
 @pytest.fixture(scope="module")
 def runners(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, ModelRunner]:
     """The same tied FP8 checkpoint without and with compiled decode."""
+    if Version(Version(torch.__version__).base_version) < Version(MIN_TORCH):
+        pytest.skip(f"graph mode needs Torch {MIN_TORCH}")
     counters.clear()
     config = TINY_CONFIG | {"tie_word_embeddings": True}
     path = write_checkpoint(
@@ -93,6 +100,16 @@ def test_padding_leaves_the_cache_of_others_alone(runners: tuple[ModelRunner, Mo
     graph.decode([DecodeInput(5, 0, start) for start in (10, 20, 30)])
     written = {int(slot) for slot in (keys != 7).flatten(1).any(1).nonzero()}
     assert written == {0, 10, 20, 30}
+
+
+def test_an_old_torch_is_refused(
+    runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph_runner = runners[1].graph_runner
+    assert graph_runner is not None
+    monkeypatch.setattr(torch, "__version__", "2.10.0+cpu")
+    with pytest.raises(SrtError, match=r"needs Torch 2\.13 or later, found 2\.10\.0\+cpu"):
+        graph_runner.capture(progress=False)
 
 
 def test_every_operator_has_a_fake_kernel() -> None:

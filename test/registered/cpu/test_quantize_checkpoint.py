@@ -384,13 +384,13 @@ def test_writer_checks_what_it_is_given(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
-    """96 MiB of weights in 12 tensors: the quantizer holds one tensor and its chunk at a time."""
+    """384 MiB of weights in 48 tensors: the quantizer holds one tensor and its chunk at a time."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "config.json").write_text(json.dumps(CONFIG))
     weight = torch.ones(2048, 2048, dtype=torch.bfloat16)
     save_file(
-        {f"model.layers.{i}.mlp.up_proj.weight": weight.clone() for i in range(12)},
+        {f"model.layers.{i}.mlp.up_proj.weight": weight.clone() for i in range(48)},
         source / "model.safetensors",
     )
     code = """
@@ -408,4 +408,5 @@ print(peak() - before)
 """
     command_line = [sys.executable, "-c", code, str(source), str(tmp_path / "out")]
     grown = int(subprocess.run(command_line, check=True, capture_output=True, text=True).stdout)
-    assert grown < 40
+    # Far below the checkpoint, and above what the allocator keeps for itself (50 to 80 MiB seen).
+    assert grown < 150

@@ -75,6 +75,19 @@ def test_many_python_threads_share_weights(tier: str) -> None:
         _from_many_threads(1.0)
 
 
+@pytest.mark.parametrize("tier", TIERS)
+def test_torchs_own_products_in_between(tier: str) -> None:
+    """Torch's bf16 products use AMX too where there is one, and configure its tiles otherwise."""
+    calls = _Calls()
+    x, w = torch.randn(64, 160, dtype=torch.bfloat16), torch.randn(96, 160, dtype=torch.bfloat16)
+    torchs = torch.nn.functional.linear(x, w)
+    with isa(tier):
+        calls.expected = [calls.run(i) for i in range(len(calls.inputs))]
+        for i in range(20):
+            assert calls.same(i % len(calls.inputs))
+            assert torch.equal(torch.nn.functional.linear(x, w), torchs)
+
+
 @pytest.mark.slow
 def test_many_python_threads_share_weights_for_a_minute() -> None:
     _from_many_threads(60.0)

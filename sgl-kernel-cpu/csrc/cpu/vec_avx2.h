@@ -98,23 +98,20 @@ SGL_INLINE void decode_pairs(const e4m3_t* p, Vec* even, Vec* odd) {
   // The unpacks below work inside 128-bit lanes; swapping the middle quarters first keeps column
   // order.
   const __m256i codes = _mm256_permute4x64_epi64(load32(p), 0xD8);
-  const __m256i nibble = _mm256_set1_epi8(0x0F);
-  const __m256i low_nibble = _mm256_and_si256(codes, nibble);
-  const __m256i high_nibble = _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble);
-  const __m256i tiny =
-      _mm256_cmpeq_epi8(_mm256_and_si256(codes, _mm256_set1_epi8(0x70)), _mm256_setzero_si256());
   const __m256i magnitude_mask = _mm256_set1_epi8(0x7F);
-  const __m256i nan = _mm256_cmpeq_epi8(_mm256_and_si256(codes, magnitude_mask), magnitude_mask);
+  const __m256i magnitude = _mm256_and_si256(codes, magnitude_mask);
+  const __m256i high_nibble = _mm256_and_si256(_mm256_srli_epi16(codes, 4), _mm256_set1_epi8(0x0F));
+  // The shuffle reads the low nibble of its index, and gives 0 where the top bit is set: with 0x70
+  // added that is wherever eee != 0.
+  const __m256i tiny_index = _mm256_add_epi8(magnitude, _mm256_set1_epi8(0x70));
+  const __m256i nan = _mm256_cmpeq_epi8(magnitude, magnitude_mask);
 
   __m256i high = _mm256_shuffle_epi8(nibble_table(kHighByHighNibble), high_nibble);
-  high = _mm256_or_si256(
-      high,
-      _mm256_and_si256(tiny, _mm256_shuffle_epi8(nibble_table(kHighByLowNibble), low_nibble)));
-  high = _mm256_or_si256(high, _mm256_and_si256(nan, magnitude_mask));
-  __m256i low = _mm256_shuffle_epi8(nibble_table(kLowByLowNibble), low_nibble);
-  low = _mm256_xor_si256(
-      low,
-      _mm256_and_si256(tiny, _mm256_shuffle_epi8(nibble_table(kLowFixByLowNibble), low_nibble)));
+  high = _mm256_or_si256(high, _mm256_shuffle_epi8(nibble_table(kHighByLowNibble), tiny_index));
+  high = _mm256_or_si256(high, nan);
+  const __m256i low =
+      _mm256_xor_si256(_mm256_shuffle_epi8(nibble_table(kLowByLowNibble), magnitude),
+                       _mm256_shuffle_epi8(nibble_table(kLowFixByLowNibble), tiny_index));
 
   const __m256i first = _mm256_unpacklo_epi8(low, high);
   const __m256i second = _mm256_unpackhi_epi8(low, high);

@@ -75,15 +75,16 @@ SGL_INLINE void pairs_of(const e4m3_t* p, uint16x8_t* pairs) {
   const uint8x16_t codes = vld1q_u8(&p->bits);
   const uint8x16_t low_nibble = vandq_u8(codes, vdupq_n_u8(0x0F));
   const uint8x16_t high_nibble = vshrq_n_u8(codes, 4);
-  const uint8x16_t tiny = vceqzq_u8(vandq_u8(codes, vdupq_n_u8(0x70)));
   const uint8x16_t magnitude_mask = vdupq_n_u8(0x7F);
-  const uint8x16_t nan = vceqq_u8(vandq_u8(codes, magnitude_mask), magnitude_mask);
+  const uint8x16_t magnitude = vandq_u8(codes, magnitude_mask);
+  const uint8x16_t nan = vceqq_u8(magnitude, magnitude_mask);
 
+  // A lookup gives 0 for an index of 16 or more: for every code with eee != 0.
+  const uint8x16_t tiny_high = vqtbl1q_u8(vld1q_u8(kHighByLowNibble), magnitude);
+  const uint8x16_t tiny_fix = vqtbl1q_u8(vld1q_u8(kLowFixByLowNibble), magnitude);
   uint8x16_t high = vqtbl1q_u8(vld1q_u8(kHighByHighNibble), high_nibble);
-  high = vorrq_u8(high, vandq_u8(tiny, vqtbl1q_u8(vld1q_u8(kHighByLowNibble), low_nibble)));
-  high = vorrq_u8(high, vandq_u8(nan, magnitude_mask));
-  uint8x16_t low = vqtbl1q_u8(vld1q_u8(kLowByLowNibble), low_nibble);
-  low = veorq_u8(low, vandq_u8(tiny, vqtbl1q_u8(vld1q_u8(kLowFixByLowNibble), low_nibble)));
+  high = vorrq_u8(vorrq_u8(high, tiny_high), nan);
+  const uint8x16_t low = veorq_u8(vqtbl1q_u8(vld1q_u8(kLowByLowNibble), low_nibble), tiny_fix);
 
   pairs[0] = vreinterpretq_u16_u8(vzip1q_u8(low, high));
   pairs[1] = vreinterpretq_u16_u8(vzip2q_u8(low, high));

@@ -52,28 +52,20 @@ def _fp8_scaled_mm_cpu(
     return _linear("fp8_scaled_mm_cpu", mat1, mat2, out_dtype, scales2=scales2, bias=bias)
 
 
-def _fp8_per_tensor_scaled_mm_cpu(
-    mat1: Tensor,
-    mat2: Tensor,
-    scales2: Tensor,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-    is_vnni: bool,
-) -> Tensor:
-    op = "fp8_per_tensor_scaled_mm_cpu"
-    return _linear(op, mat1, mat2, out_dtype, scales2=scales2, bias=bias)
+def _one_scale_a_column_or_less(op: str) -> Callable[..., Tensor]:
+    """The per-tensor and the per-channel op differ only in the shape of their scales."""
 
+    def fake(
+        mat1: Tensor,
+        mat2: Tensor,
+        scales2: Tensor,
+        bias: Tensor | None,
+        out_dtype: torch.dtype,
+        is_vnni: bool,
+    ) -> Tensor:
+        return _linear(op, mat1, mat2, out_dtype, scales2=scales2, bias=bias)
 
-def _fp8_per_channel_scaled_mm_cpu(
-    mat1: Tensor,
-    mat2: Tensor,
-    scales2: Tensor,
-    bias: Tensor | None,
-    out_dtype: torch.dtype,
-    is_vnni: bool,
-) -> Tensor:
-    op = "fp8_per_channel_scaled_mm_cpu"
-    return _linear(op, mat1, mat2, out_dtype, scales2=scales2, bias=bias)
+    return fake
 
 
 def _weight_packed_linear(
@@ -95,8 +87,10 @@ def register_fakes() -> None:
     fakes: dict[str, Callable[..., Tensor | None]] = {
         "convert_weight_packed": _convert_weight_packed,
         "fp8_scaled_mm_cpu": _fp8_scaled_mm_cpu,
-        "fp8_per_tensor_scaled_mm_cpu": _fp8_per_tensor_scaled_mm_cpu,
-        "fp8_per_channel_scaled_mm_cpu": _fp8_per_channel_scaled_mm_cpu,
+        **{
+            op: _one_scale_a_column_or_less(op)
+            for op in ("fp8_per_tensor_scaled_mm_cpu", "fp8_per_channel_scaled_mm_cpu")
+        },
         "weight_packed_linear": _weight_packed_linear,
         "bmm_cpu": _bmm_cpu,
     }

@@ -21,6 +21,9 @@ class QuantizeMethodBase(ABC):
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Turns the loaded parameters of `layer` into the form that `apply` reads, and drops the
         originals.
+
+        Parameters are all that may change: a packed cache holds these and restores them without
+        this call. What `apply` runs is told by them and by what `create_weights` set.
         """
 
 

@@ -162,8 +162,6 @@ class Fp8LinearMethod(LinearMethodBase):
     runs over scales `[N]`.
     """
 
-    _scaled_mm: torch._ops.OpOverload
-
     def create_weights(
         self,
         layer: nn.Module,
@@ -182,12 +180,8 @@ class Fp8LinearMethod(LinearMethodBase):
         packed = sgl_kernel.convert_weight_packed(layer.get_parameter("weight").data)
         layer.weight = nn.Parameter(packed, requires_grad=False)
         scale = layer.get_parameter("weight_scale").data
-        ops = torch.ops.sgl_kernel
         if (scale == scale[0]).all():
             scale = scale[:1].clone()
-            self._scaled_mm = ops.fp8_per_tensor_scaled_mm_cpu.default
-        else:
-            self._scaled_mm = ops.fp8_per_channel_scaled_mm_cpu.default
         layer.weight_scale = nn.Parameter(scale, requires_grad=False)
 
     def apply(
@@ -197,8 +191,12 @@ class Fp8LinearMethod(LinearMethodBase):
         bias: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        rows = flatten_rows(x)
-        out = self._scaled_mm(
-            rows, layer.weight, layer.weight_scale, bias, out_dtype or x.dtype, True
+        ops = torch.ops.sgl_kernel
+        scaled_mm = (
+            ops.fp8_per_tensor_scaled_mm_cpu.default
+            if layer.weight_scale.numel() == 1
+            else ops.fp8_per_channel_scaled_mm_cpu.default
         )
+        rows = flatten_rows(x)
+        out = scaled_mm(rows, layer.weight, layer.weight_scale, bias, out_dtype or x.dtype, True)
         return restore_rows(out, x)

@@ -10,7 +10,7 @@ are not needed.
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -192,11 +192,12 @@ class Fp8LinearMethod(LinearMethodBase):
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         ops = torch.ops.sgl_kernel
+        scale = cast(Tensor, layer.weight_scale)
         scaled_mm = (
             ops.fp8_per_tensor_scaled_mm_cpu.default
-            if layer.weight_scale.numel() == 1
+            if scale.numel() == 1
             else ops.fp8_per_channel_scaled_mm_cpu.default
         )
         rows = flatten_rows(x)
-        out = scaled_mm(rows, layer.weight, layer.weight_scale, bias, out_dtype or x.dtype, True)
+        out = scaled_mm(rows, layer.weight, scale, bias, out_dtype or x.dtype, True)
         return restore_rows(out, x)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from srt.configs.dtypes import DTYPE_CHOICES
+from srt.configs.kv_layout import KVLayout, get_kv_layout
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.quantization import get_quantization_config
 from srt.layers.quantization.base_config import QuantizationConfig
@@ -24,6 +25,7 @@ class ModelConfig:
         architecture: Name in the model registry.
         dtype: Dtype of activations and KV cache.
         context_length: Longest sequence, prompt and output together.
+        kv_layout: What the KV cache holds of one token.
         eos_token_ids: Tokens that end a generation.
         quant_config: The checkpoint's quantization format, or None.
     """
@@ -39,6 +41,7 @@ class ModelConfig:
     num_attention_heads: int
     num_kv_heads: int
     head_dim: int
+    kv_layout: KVLayout
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
     quant_config: QuantizationConfig | None
@@ -113,6 +116,7 @@ class ModelConfig:
             num_attention_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            kv_layout=get_kv_layout(hf_config.to_dict()),
             tie_word_embeddings=bool(hf_config.tie_word_embeddings),
             eos_token_ids=_eos_token_ids(directory, raw),
             quant_config=quant_config,

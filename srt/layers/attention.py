@@ -2,6 +2,9 @@
 
 The operator is opaque to torch.compile: the lengths of the requests change with every step, and
 code specialised to them would be compiled anew each time.
+
+Multi-head latent attention (DeepSeek-V2, 2024) in its absorbed form is attention with one KV head
+whose value is the first part of its key, so a cache without values holds each token once.
 """
 
 import torch
@@ -10,25 +13,30 @@ from torch import Tensor, nn
 
 from srt.model_executor.forward_batch_info import ForwardBatch
 
+# Elements of the scores that one product holds at a time; longer prompts go query block by block.
+_MAX_SCORES = 1 << 24
+
 _library = torch.library.Library("srt", "DEF")
 _library.define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, "
+    "attention(Tensor q, Tensor k, Tensor? v, Tensor(a!) k_cache, Tensor(b!)? v_cache, "
     "Tensor out_cache_loc, Tensor cache_starts, Tensor seq_lens, Tensor extend_lens, "
-    "float scale) -> Tensor"
+    "float scale, int v_head_dim, int? sliding_window) -> Tensor"
 )
 
 
 def attention(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
+    v: Tensor | None,
     k_cache: Tensor,
-    v_cache: Tensor,
+    v_cache: Tensor | None,
     out_cache_loc: Tensor,
     cache_starts: Tensor,
     seq_lens: Tensor,
     extend_lens: Tensor,
     scale: float,
+    v_head_dim: int,
+    sliding_window: int | None,
 ) -> Tensor:
     """Stores keys and values of the new tokens, then attends causally to all tokens of each
     request.
@@ -36,20 +44,26 @@ def attention(
     Args:
         q: `[T, num_heads, head_dim]`.
         k: `[T, num_kv_heads, head_dim]`.
-        v: As `k`.
+        v: `[T, num_kv_heads, v_head_dim]`, or None where the values are the first `v_head_dim`
+            columns of the keys.
         k_cache: `[slots, num_kv_heads, head_dim]`, written at `out_cache_loc`.
-        v_cache: As `k_cache`.
+        v_cache: `[slots, num_kv_heads, v_head_dim]`, or None as `v` is.
         out_cache_loc: As the rest, see :class:`ForwardBatch`.
         cache_starts: `[B]`.
         seq_lens: `[B]`; a row of length 0 is padding and gives zeros.
         extend_lens: `[B]`.
         scale: Factor of the scores before the softmax.
+        v_head_dim: Size of a value.
+        sliding_window: Tokens that a token sees, itself included; None for all.
 
     Returns:
-        `[T, num_heads, head_dim]`, contiguous.
+        `[T, num_heads, v_head_dim]`, contiguous.
     """
     k_cache.index_copy_(0, out_cache_loc, k)
-    v_cache.index_copy_(0, out_cache_loc, v)
+    if v is None or v_cache is None:
+        v_cache = k_cache.narrow(2, 0, v_head_dim)
+    else:
+        v_cache.index_copy_(0, out_cache_loc, v)
     rows = zip(cache_starts.tolist(), seq_lens.tolist(), extend_lens.tolist(), strict=True)
     outputs = []
     first = 0
@@ -57,13 +71,19 @@ def attention(
         queries = q.narrow(0, first, extend_len)
         first += extend_len
         if seq_len == 0:
-            outputs.append(torch.zeros_like(queries))
+            outputs.append(q.new_zeros(extend_len, q.shape[1], v_head_dim))
             continue
+        if sliding_window is not None:
+            # What the pass's first query does not see, none does.
+            hidden = max(0, seq_len - extend_len + 1 - sliding_window)
+            start, seq_len = start + hidden, seq_len - hidden
         # [1, num_kv_heads, seq_len, head_dim]
         keys = k_cache.narrow(0, start, seq_len).transpose(0, 1).unsqueeze(0)
         values = v_cache.narrow(0, start, seq_len).transpose(0, 1).unsqueeze(0)
-        attend = _decode if extend_len == 1 else _extend
-        outputs.append(attend(queries, keys, values, scale))
+        if extend_len == 1:
+            outputs.append(_decode(queries, keys, values, scale))
+        else:
+            outputs.append(_extend(queries, keys, values, scale, sliding_window))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -75,24 +95,39 @@ def _decode(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     num_kv_heads = keys.shape[1]
     grouped = q.reshape(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
     out = F.scaled_dot_product_attention(grouped, keys, values, scale=scale)
-    return out.reshape(1, num_heads, head_dim)
+    return out.reshape(1, num_heads, values.shape[-1])
 
 
-def _extend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def _extend(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, sliding_window: int | None
+) -> Tensor:
     """Several queries, the sequence's last; each sees the keys up to its own."""
-    length, seq_len = q.shape[0], keys.shape[2]
-    prefix = seq_len - length
-    mask = None if prefix == 0 else torch.ones(length, seq_len, dtype=torch.bool).tril(prefix)
-    out = F.scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0),
-        keys,
-        values,
-        attn_mask=mask,
-        is_causal=prefix == 0,
-        scale=scale,
-        enable_gqa=True,
-    )
-    return out.squeeze(0).transpose(0, 1).contiguous()
+    length, num_heads, head_dim = q.shape
+    seq_len = keys.shape[2]
+    # Torch has no fused kernel where values and keys differ in size, and would hold all scores.
+    block = length
+    if values.shape[-1] != head_dim:
+        block = max(1, _MAX_SCORES // (num_heads * seq_len))
+    outputs = []
+    for first in range(0, length, block):
+        queries = q[first : first + block]
+        prefix = seq_len - length + first
+        mask = None
+        if prefix > 0 or block < length or sliding_window is not None:
+            mask = torch.ones(queries.shape[0], seq_len, dtype=torch.bool).tril_(prefix)
+            if sliding_window is not None:
+                mask.triu_(prefix - sliding_window + 1)
+        out = F.scaled_dot_product_attention(
+            queries.transpose(0, 1).unsqueeze(0),
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=True,
+        )
+        outputs.append(out.squeeze(0).transpose(0, 1))
+    return outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs)
 
 
 _library.impl("attention", attention, "CPU")
@@ -102,39 +137,68 @@ _library.impl("attention", attention, "CPU")
 def _attention_fake(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
+    v: Tensor | None,
     k_cache: Tensor,
-    v_cache: Tensor,
+    v_cache: Tensor | None,
     out_cache_loc: Tensor,
     cache_starts: Tensor,
     seq_lens: Tensor,
     extend_lens: Tensor,
     scale: float,
+    v_head_dim: int,
+    sliding_window: int | None,
 ) -> Tensor:
-    return q.new_empty(q.shape)
+    return q.new_empty(*q.shape[:2], v_head_dim)
 
 
-class Attention(nn.Module):
-    """Attention of one decoder layer.
+class RadixAttention(nn.Module):
+    """Attention of one decoder layer; what computes it and how the cache is laid out is behind
+    this class.
 
     Args:
         num_heads: Query heads, a multiple of `num_kv_heads`.
-        head_dim: Size of a head.
+        head_dim: Size of a query and of a key.
         num_kv_heads: Heads of keys and values.
         layer_id: The layer's place in the KV cache.
+        scale: Factor of the scores before the softmax; None is `head_dim ** -0.5`.
+        v_head_dim: Size of a value; None is `head_dim`.
+        sliding_window: Tokens that a token sees, itself included; None for all.
     """
 
-    def __init__(self, num_heads: int, head_dim: int, num_kv_heads: int, layer_id: int) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        num_kv_heads: int,
+        layer_id: int,
+        *,
+        scale: float | None = None,
+        v_head_dim: int | None = None,
+        sliding_window: int | None = None,
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.num_kv_heads = num_kv_heads
         self.layer_id = layer_id
-        self.scale = head_dim**-0.5
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.v_head_dim = head_dim if v_head_dim is None else v_head_dim
+        self.sliding_window = sliding_window
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, forward_batch: ForwardBatch) -> Tensor:
-        """`[T, heads, head_dim]` each, to `[T, num_heads * head_dim]`; keys and values go into the
-        cache.
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor | None, forward_batch: ForwardBatch
+    ) -> Tensor:
+        """Keys and values go into the cache.
+
+        Args:
+            q: `[T, num_heads, head_dim]`.
+            k: `[T, num_kv_heads, head_dim]`.
+            v: `[T, num_kv_heads, v_head_dim]`, or None where the values are the first columns of
+                the keys and the cache holds no values.
+            forward_batch: The pass.
+
+        Returns:
+            `[T, num_heads * v_head_dim]`.
         """
         # Called directly where nothing is traced: the dispatcher would cost more than the
         # bookkeeping here.
@@ -151,5 +215,7 @@ class Attention(nn.Module):
             forward_batch.seq_lens,
             forward_batch.extend_lens,
             self.scale,
+            self.v_head_dim,
+            self.sliding_window,
         )
-        return out.view(-1, self.num_heads * self.head_dim)
+        return out.view(-1, self.num_heads * self.v_head_dim)

@@ -8,46 +8,43 @@ that hands them out can change without the kernels.
 import torch
 from torch import Tensor
 
+from srt.configs.kv_layout import KVLayout
+
 # Written by the padding rows of a captured batch and never read.
 PADDING_SLOT = 0
 
 
-class MHATokenToKVPool:
+class TokenToKVPool:
     """Keys and values of every layer, one slot a token.
 
     Memory is reserved at once but becomes resident only where tokens are written.
 
     Args:
         size: Tokens that can be held.
-        num_layers: Decoder layers.
-        num_kv_heads: Heads of keys and values.
-        head_dim: Size of a head.
+        layout: What a token takes.
         dtype: Dtype of keys and values.
 
     Attributes:
-        k_buffer: A tensor `[size + 1, num_kv_heads, head_dim]` for each layer; slot 0 is
+        k_buffer: A tensor `[size + 1, num_kv_heads, k_head_dim]` for each layer; slot 0 is
             PADDING_SLOT.
-        v_buffer: The same for values.
+        v_buffer: The same for values, with `v_head_dim`; None for each layer where the values are
+            the first part of the keys.
     """
 
-    def __init__(
-        self, size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, size: int, layout: KVLayout, dtype: torch.dtype) -> None:
         self.size = size
-        shape = (size + 1, num_kv_heads, head_dim)
-        self.k_buffer = [torch.empty(shape, dtype=dtype) for _ in range(num_layers)]
-        self.v_buffer = [torch.empty(shape, dtype=dtype) for _ in range(num_layers)]
+        self.layout = layout
+        slots, heads = size + 1, layout.num_kv_heads
+        layers = range(layout.num_layers)
+        self.k_buffer = [torch.empty(slots, heads, layout.k_head_dim, dtype=dtype) for _ in layers]
+        self.v_buffer = [
+            torch.empty(slots, heads, layout.v_head_dim, dtype=dtype) if layout.v_head_dim else None
+            for _ in layers
+        ]
 
-    def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer."""
+    def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor | None]:
+        """Keys and values of a layer; None for values that are the first part of the keys."""
         return self.k_buffer[layer_id], self.v_buffer[layer_id]
-
-    @staticmethod
-    def bytes_per_token(
-        num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> int:
-        """Memory that one token takes over all layers."""
-        return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
 
 
 class ContiguousSlotAllocator:

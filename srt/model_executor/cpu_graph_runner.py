@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from srt.errors import SrtError
-from srt.mem_cache.memory_pool import PADDING_SLOT, MHATokenToKVPool
+from srt.mem_cache.memory_pool import PADDING_SLOT, TokenToKVPool
 from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 # Older inductors fail on fused code that rounds as separate operators would.
@@ -60,7 +60,7 @@ class CPUGraphRunner:
     """
 
     def __init__(
-        self, model: nn.Module, kv_pool: MHATokenToKVPool, batch_sizes: Sequence[int]
+        self, model: nn.Module, kv_pool: TokenToKVPool, batch_sizes: Sequence[int]
     ) -> None:
         self.batch_sizes = sorted(set(batch_sizes))
         self._kv_pool = kv_pool
@@ -127,7 +127,7 @@ class CPUGraphRunner:
         return logits
 
 
-def _padding(size: int, kv_pool: MHATokenToKVPool) -> ForwardBatch:
+def _padding(size: int, kv_pool: TokenToKVPool) -> ForwardBatch:
     """A decode batch of `size` rows without tokens."""
 
     def full(value: int) -> Tensor:

@@ -5,7 +5,7 @@ from enum import Enum, auto
 
 from torch import Tensor
 
-from srt.mem_cache.memory_pool import MHATokenToKVPool
+from srt.mem_cache.memory_pool import TokenToKVPool
 
 
 class ForwardMode(Enum):
@@ -40,7 +40,7 @@ class ForwardBatch:
     cache_starts: Tensor
     seq_lens: Tensor
     extend_lens: Tensor
-    kv_pool: MHATokenToKVPool
+    kv_pool: TokenToKVPool
 
     def last_token_indices(self) -> Tensor:
         """`[B]`, the index within T of each request's last token, whose output predicts the next

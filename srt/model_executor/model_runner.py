@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from srt.configs.model_config import ModelConfig
 from srt.errors import RequestError
-from srt.mem_cache.memory_pool import ContiguousSlotAllocator, MHATokenToKVPool
+from srt.mem_cache.memory_pool import ContiguousSlotAllocator, TokenToKVPool
 from srt.model_executor.cpu_graph_runner import CPUGraphRunner
 from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from srt.model_loader.loader import load_model
@@ -72,13 +72,7 @@ class ModelRunner:
         if max_total_tokens is None:
             max_total_tokens = _default_cache_size(config, max_running_requests)
         self.max_running_requests = max_running_requests
-        self.kv_pool = MHATokenToKVPool(
-            max_total_tokens,
-            config.num_hidden_layers,
-            config.num_kv_heads,
-            config.head_dim,
-            config.dtype,
-        )
+        self.kv_pool = TokenToKVPool(max_total_tokens, config.kv_layout, config.dtype)
         self.allocator = ContiguousSlotAllocator(max_total_tokens)
         self.graph_runner: CPUGraphRunner | None = None
         if graph_batch_sizes:
@@ -140,9 +134,7 @@ def _default_cache_size(config: ModelConfig, max_running_requests: int) -> int:
     free = read_host_memory().available
     if free is None:
         return wanted
-    token = MHATokenToKVPool.bytes_per_token(
-        config.num_hidden_layers, config.num_kv_heads, config.head_dim, config.dtype
-    )
+    token = config.kv_layout.bytes_per_token(config.dtype.itemsize)
     fitting = int(free * _KV_MEMORY_SHARE) // token
     if fitting < 1:
         raise RequestError(

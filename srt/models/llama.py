@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from srt.configs.model_config import ModelConfig
 from srt.errors import UnsupportedConfigError
 from srt.layers.activation import SiluAndMul
-from srt.layers.attention import Attention
+from srt.layers.attention import RadixAttention
 from srt.layers.layernorm import RMSNorm
 from srt.layers.linear import Linear, MergedLinear, QKVLinear
 from srt.layers.quantization.base_config import QuantizationConfig
@@ -70,7 +70,7 @@ class LlamaAttention(nn.Module):
             quant_config=quant,
             prefix=f"{prefix}.o_proj",
         )
-        self.attn = Attention(
+        self.attn = RadixAttention(
             config.num_attention_heads, config.head_dim, config.num_kv_heads, layer_id
         )
 

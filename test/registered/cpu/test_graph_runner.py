@@ -95,6 +95,7 @@ def test_a_batch_beyond_the_captured_sizes_runs_eagerly(
 def test_padding_leaves_the_cache_of_others_alone(runners: tuple[ModelRunner, ModelRunner]) -> None:
     graph = runners[1]
     keys, values = graph.kv_pool.get_kv_buffer(0)
+    assert values is not None
     keys.fill_(7)
     values.fill_(7)
     graph.decode([DecodeInput(5, 0, start) for start in (10, 20, 30)])

@@ -11,13 +11,14 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from srt.configs.kv_layout import KVLayout, get_kv_layout
 from srt.errors import UnsupportedConfigError
 from srt.layers.activation import SiluAndMul
 from srt.layers.attention import attention
 from srt.layers.layernorm import RMSNorm
 from srt.layers.rotary_embedding import apply_rotary, get_rope
 from srt.layers.vocab_embedding import LMHead, TiedLMHead, VocabEmbedding
-from srt.mem_cache.memory_pool import ContiguousSlotAllocator, MHATokenToKVPool
+from srt.mem_cache.memory_pool import ContiguousSlotAllocator, TokenToKVPool
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=6, suite="per-commit")
@@ -126,32 +127,45 @@ ATTENTION_BATCHES = {
 }
 
 
-def make_caches(slots: int, num_kv_heads: int) -> tuple[Tensor, Tensor]:
-    """Keys and values `[slots, num_kv_heads, 32]` full of NaN: reading what nobody wrote shows."""
-    keys = torch.full((slots, num_kv_heads, 32), torch.nan).bfloat16()
-    return keys, keys.clone()
+def make_cache(slots: int, num_kv_heads: int, head_dim: int) -> Tensor:
+    """Keys or values `[slots, num_kv_heads, head_dim]`, NaN: reading what nobody wrote shows."""
+    return torch.full((slots, num_kv_heads, head_dim), torch.nan).bfloat16()
 
 
 @pytest.mark.parametrize("batch", ATTENTION_BATCHES.values(), ids=ATTENTION_BATCHES)
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 1), (4, 2), (2, 2)])
-def test_attention(batch: list[tuple[int, int]], num_heads: int, num_kv_heads: int) -> None:
-    head_dim, slots = 32, 300
+@pytest.mark.parametrize("window", [None, 1, 8, 33])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "v_head_dim"),
+    [(3, 1, 32, 32), (4, 2, 32, 32), (2, 2, 32, 24), (3, 1, 40, 32)],
+    ids=["one group", "two groups", "smaller values", "values in keys"],
+)
+def test_attention(
+    batch: list[tuple[int, int]],
+    window: int | None,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    v_head_dim: int,
+) -> None:
+    slots, latent = 300, head_dim == 40
     total = sum(new for _, new in batch)
     q = randn(total, num_heads, head_dim, seed=1)
-    k, v = (randn(total, num_kv_heads, head_dim, seed=s) for s in (2, 3))
-    k_cache, v_cache = make_caches(slots, num_kv_heads)
+    k = randn(total, num_kv_heads, head_dim, seed=2)
+    v = k[..., :v_head_dim] if latent else randn(total, num_kv_heads, v_head_dim, seed=3)
+    k_cache = make_cache(slots, num_kv_heads, head_dim)
+    v_cache = k_cache[..., :v_head_dim] if latent else make_cache(slots, num_kv_heads, v_head_dim)
     starts: list[int] = []
     locations: list[int] = []
     expected: list[Tensor] = []
     start, first = 1, 0
     for prefix, new in batch:
-        old = [randn(prefix, num_kv_heads, head_dim, seed=10 + start + i) for i in range(2)]
-        for cache, values in zip((k_cache, v_cache), old, strict=True):
-            cache[start : start + prefix] = values
+        old = slice(start, start + prefix)
+        k_cache[old] = randn(prefix, num_kv_heads, head_dim, seed=10 + start)
+        if not latent:
+            v_cache[old] = randn(prefix, num_kv_heads, v_head_dim, seed=11 + start)
         part = slice(first, first + new)
-        expected.append(
-            reference_attention(q[part], torch.cat([old[0], k[part]]), torch.cat([old[1], v[part]]))
-        )
+        keys, values = torch.cat([k_cache[old], k[part]]), torch.cat([v_cache[old], v[part]])
+        expected.append(reference_attention(q[part], keys, values, window))
         starts.append(start)
         locations += range(start + prefix, start + prefix + new)
         start += prefix + new + 3
@@ -159,44 +173,62 @@ def test_attention(batch: list[tuple[int, int]], num_heads: int, num_kv_heads: i
     out = attention(
         q,
         k,
-        v,
+        None if latent else v,
         k_cache,
-        v_cache,
+        None if latent else v_cache,
         torch.tensor(locations),
         torch.tensor(starts),
         torch.tensor([sum(lengths) for lengths in batch]),
         torch.tensor([new for _, new in batch]),
         head_dim**-0.5,
+        v_head_dim,
+        window,
     )
     torch.testing.assert_close(out.double(), torch.cat(expected), rtol=0, atol=0.02)
     assert torch.equal(k_cache[locations], k)
     assert torch.equal(v_cache[locations], v)
 
 
-def reference_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def reference_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
     """Causal attention in float64 of the last tokens of a sequence over all of it."""
     group = q.shape[1] // k.shape[1]
     k, v = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) / math.sqrt(q.shape[-1])
-    hidden = torch.ones(q.shape[0], k.shape[0]).tril(k.shape[0] - q.shape[0]) == 0
+    distance = torch.arange(k.shape[0] - q.shape[0], k.shape[0])[:, None] - torch.arange(k.shape[0])
+    hidden = (distance < 0) | (distance >= (window or k.shape[0]))
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
 
 
+def test_long_latent_prompts_go_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k = randn(37, 4, 40), randn(37, 1, 40)
+    positions, one, length = torch.arange(37), torch.tensor([0]), torch.tensor([37])
+
+    def run() -> Tensor:
+        cache = make_cache(37, 1, 40)
+        return attention(q, k, None, cache, None, positions, one, length, length, 0.2, 32, None)
+
+    whole = run()
+    monkeypatch.setattr("srt.layers.attention._MAX_SCORES", 4 * 37 * 5)
+    torch.testing.assert_close(run(), whole, rtol=0, atol=0.02)
+
+
 def test_padding_rows_give_zeros() -> None:
-    k_cache, v_cache = make_caches(9, 1)
+    k_cache, v_cache = make_cache(9, 1, 32), make_cache(9, 1, 32)
     q, k, v = randn(2, 3, 32), randn(2, 1, 32), randn(2, 1, 32)
     starts, lengths = torch.tensor([4, 0]), torch.tensor([1, 0])
     ones = torch.ones_like(lengths)
-    out = attention(q, k, v, k_cache, v_cache, starts, starts, lengths, ones, 1.0)
+    out = attention(q, k, v, k_cache, v_cache, starts, starts, lengths, ones, 1.0, 32, None)
     assert torch.equal(out[0], v[0].expand(3, 32))
     assert not out[1].any()
 
 
-def test_attention_operator_has_a_fake_that_agrees() -> None:
+@pytest.mark.parametrize("latent", [False, True])
+def test_attention_operator_has_a_fake_that_agrees(latent: bool) -> None:
     q, k = randn(2, 3, 32), randn(2, 1, 32)
-    caches = [torch.zeros(9, 1, 32).bfloat16() for _ in range(2)]
+    k_cache, v_cache = (torch.zeros(9, 1, 32).bfloat16() for _ in range(2))
     starts, lengths = torch.tensor([1, 5]), torch.tensor([1, 1])
-    args = (q, k, k, *caches, starts, starts, lengths, lengths, 1.0)
+    tensors = (q, k, None, k_cache, None) if latent else (q, k, k, k_cache, v_cache)
+    args = (*tensors, starts, starts, lengths, lengths, 1.0, 24 if latent else 32, 4)
     torch.library.opcheck(torch.ops.srt.attention.default, args)
 
 
@@ -217,8 +249,27 @@ def test_slot_allocator_reuses_and_joins_ranges() -> None:
 
 
 def test_pool_size() -> None:
-    pool = MHATokenToKVPool(10, 2, 3, 32, torch.bfloat16)
+    layout = KVLayout(num_layers=2, num_kv_heads=3, k_head_dim=32, v_head_dim=24)
+    pool = TokenToKVPool(10, layout, torch.bfloat16)
     keys, values = pool.get_kv_buffer(1)
-    assert keys.shape == values.shape == (11, 3, 32)
-    per_token = MHATokenToKVPool.bytes_per_token(2, 3, 32, torch.bfloat16)
-    assert sum(t.nbytes for t in (*pool.k_buffer, *pool.v_buffer)) == 11 * per_token
+    assert values is not None
+    assert keys.shape == (11, 3, 32)
+    assert values.shape == (11, 3, 24)
+    held = [t for t in (*pool.k_buffer, *pool.v_buffer) if t is not None]
+    assert sum(t.nbytes for t in held) == 11 * layout.bytes_per_token(2)
+
+
+def test_pool_of_latent_attention_holds_keys_only() -> None:
+    config = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "hidden_size": 2048,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+    }
+    layout = get_kv_layout(config)
+    assert layout.bytes_per_token(2) == 2 * 2 * 576
+    keys, values = TokenToKVPool(10, layout, torch.bfloat16).get_kv_buffer(1)
+    assert keys.shape == (11, 1, 576)
+    assert values is None

@@ -15,6 +15,10 @@ class UnsupportedConfigError(SrtError):
     """The checkpoint asks for a scheme, architecture or option that this runtime does not run."""
 
 
+class HubError(SrtError):
+    """A model on the Hugging Face Hub cannot be had: not there, not allowed, or not reachable."""
+
+
 class CheckpointError(SrtError):
     """A checkpoint's files contradict each other or the model they are meant for.
 

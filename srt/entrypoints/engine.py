@@ -15,6 +15,7 @@ from srt.managers.scheduler import Scheduler
 from srt.managers.tokenizer import Message, encode, encode_chat, load_tokenizer
 from srt.model_executor.cpu_graph_runner import default_batch_sizes
 from srt.model_executor.model_runner import ModelRunner
+from srt.model_loader.hub import resolve_model
 from srt.sampling.detokenizer import IncrementalDetokenizer
 from srt.sampling.sampling_params import SamplingParams
 
@@ -23,7 +24,8 @@ class Engine:
     """A checkpoint, loaded and ready to generate. One thread may use it at a time.
 
     Args:
-        model_path: The checkpoint's directory.
+        model_path: The checkpoint's directory, or `org/name` on the Hugging Face Hub.
+        revision: Branch, tag or commit of a model on the Hub; None for `main`.
         dtype: Dtype of activations: `bfloat16`, or `float16` (`auto`), which is more exact and as
             fast; bfloat16 has the larger range.
         context_length: Longest sequence, prompt and output together; None for the model's own
@@ -46,6 +48,7 @@ class Engine:
         self,
         model_path: str | Path,
         *,
+        revision: str | None = None,
         dtype: str = "auto",
         context_length: int | None = None,
         max_running_requests: int = 32,
@@ -67,7 +70,9 @@ class Engine:
                 raise RequestError(f"{name}: expected an integer >= 1, found {value}")
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        self.model_config = ModelConfig.from_pretrained(model_path, dtype, context_length)
+        self.model_config = ModelConfig.from_pretrained(
+            resolve_model(model_path, revision, progress=progress), dtype, context_length
+        )
         self.tokenizer: Any | None = load_tokenizer(self.model_config.path)
         self._chunked_prefill_size = chunked_prefill_size
         batch_sizes = graph_batch_sizes or default_batch_sizes(max_running_requests)

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Options of the model and how it runs."""
     group = parser.add_argument_group("model")
-    group.add_argument("--model", required=True, metavar="DIR", help="directory of the checkpoint")
+    group.add_argument(
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="directory of the checkpoint, or org/name[@revision] on the Hugging Face Hub",
+    )
+    group.add_argument(
+        "--revision",
+        metavar="REV",
+        help="branch, tag or commit of a model on the Hub (default: main)",
+    )
     group.add_argument(
         "--dtype",
         choices=DTYPE_CHOICES,
@@ -104,6 +114,7 @@ def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engi
 
     return Engine(
         args.model,
+        revision=args.revision,
         dtype=args.dtype,
         context_length=args.context_length,
         max_running_requests=max_running_requests,

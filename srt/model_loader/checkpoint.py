@@ -245,7 +245,7 @@ def _find_files(directory: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
             expected=f"{SINGLE_FILE} or {INDEX_FILE}",
             found=", ".join(others) or "no weight file",
         )
-    weight_map = _read_index(index)
+    weight_map = read_index(index)
     files = tuple(directory / name for name in sorted(set(weight_map.values())))
     for file in files:
         if not file.is_file():
@@ -259,7 +259,12 @@ def _find_files(directory: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
     return files, weight_map
 
 
-def _read_index(index: Path) -> dict[str, str]:
+def read_index(index: Path) -> dict[str, str]:
+    """The map from tensor to file name of an index, `{"weight_map": {...}}`.
+
+    Raises:
+        CheckpointError: The file is missing or damaged, or a name leaves its directory.
+    """
     content = read_json(index)
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

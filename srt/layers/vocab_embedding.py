@@ -8,6 +8,7 @@ import sgl_kernel
 from srt.layers.linear import Linear
 from srt.layers.parameter import ModelParameter
 from srt.layers.quantization.base_config import QuantizationConfig
+from srt.model_loader.weight_utils import pack_weight_
 
 
 class VocabEmbedding(nn.Module):
@@ -33,7 +34,7 @@ class VocabEmbedding(nn.Module):
     def process_weights_after_loading(self) -> None:
         """Packs the table if it is shared with the output projection."""
         if self.packed:
-            packed = sgl_kernel.convert_weight_packed(self.weight.data)
+            packed = pack_weight_(self.weight.data)
             self.weight = nn.Parameter(packed, requires_grad=False)
 
     def forward(self, input_ids: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-import sgl_kernel
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.parameter import Fp8WeightParameter, WeightScaleParameter
 from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
@@ -26,6 +25,7 @@ from srt.layers.quantization.unquant import (
 )
 from srt.model_loader.checkpoint import TensorMeta
 from srt.model_loader.weight_names import canonical_name, split_tensor_name
+from srt.model_loader.weight_utils import pack_weight_
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class Fp8LinearMethod(LinearMethodBase):
         layer.register_parameter("weight_scale", WeightScaleParameter(scale, shard_sizes))
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        packed = sgl_kernel.convert_weight_packed(layer.get_parameter("weight").data)
+        packed = pack_weight_(layer.get_parameter("weight").data)
         layer.weight = nn.Parameter(packed, requires_grad=False)
         scale = layer.get_parameter("weight_scale").data
         if (scale == scale[0]).all():

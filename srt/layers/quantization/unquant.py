@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-import sgl_kernel
 from srt.layers.parameter import ModelParameter
 from srt.layers.quantization.base_config import LinearMethodBase
+from srt.model_loader.weight_utils import pack_weight_
 
 
 def flatten_rows(x: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class UnquantizedLinearMethod(LinearMethodBase):
         layer.register_parameter("weight", ModelParameter(weight, shard_sizes))
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        packed = sgl_kernel.convert_weight_packed(layer.get_parameter("weight").data)
+        packed = pack_weight_(layer.get_parameter("weight").data)
         layer.weight = nn.Parameter(packed, requires_grad=False)
 
     def apply(

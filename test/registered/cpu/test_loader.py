@@ -14,10 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import sgl_kernel
 from srt.configs.model_config import ModelConfig
 from srt.entrypoints.cli import main
 from srt.errors import CheckpointError, SrtError, UnsupportedConfigError
 from srt.model_loader.loader import load_model
+from srt.model_loader.weight_utils import pack_weight_
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 
@@ -297,6 +299,18 @@ def test_dtype(tmp_path: Path) -> None:
         assert ModelConfig.from_pretrained(tmp_path, name).dtype == dtype
     with pytest.raises(UnsupportedConfigError, match=r"'int8'.*auto, bfloat16, float16"):
         ModelConfig.from_pretrained(tmp_path, "int8")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (31, 7), (33, 64), (1007, 95), (70, 40_000)])
+def test_packing_in_place(n: int, k: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(n)
+    weight = torch.randn(n, k, generator=generator).to(dtype)
+    expected = sgl_kernel.convert_weight_packed(weight)
+    memory = weight.data_ptr()
+    packed = pack_weight_(weight)
+    assert packed.data_ptr() == memory
+    assert torch.equal(packed.view(torch.uint8), expected.view(torch.uint8))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")

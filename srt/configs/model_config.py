@@ -11,7 +11,13 @@ from srt.configs.kv_layout import KVLayout, get_kv_layout
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.quantization import get_quantization_config
 from srt.layers.quantization.base_config import QuantizationConfig
-from srt.model_loader.config_files import CONFIG_FILE, get_architecture, read_config, read_json
+from srt.model_loader.config_files import (
+    CONFIG_FILE,
+    get_architecture,
+    is_mistral_form,
+    read_config,
+    read_json,
+)
 from srt.models.registry import check_architecture
 
 
@@ -84,7 +90,12 @@ class ModelConfig:
                     found=raw.get(key, "nothing"),
                 )
         try:
-            hf_config = AutoConfig.from_pretrained(directory, local_files_only=True)
+            # What Mistral's own form says is in no file that transformers reads.
+            hf_config = (
+                AutoConfig.for_model(**raw)
+                if is_mistral_form(directory)
+                else AutoConfig.from_pretrained(directory, local_files_only=True)
+            )
         except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
             raise CheckpointError(
                 "transformers cannot read the configuration",

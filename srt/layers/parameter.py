@@ -120,27 +120,88 @@ class Fp8WeightParameter(ModelParameter):
 
 
 class WeightScaleParameter(ModelParameter):
-    """Scales `[N]`, float32, by which each output row of a weight is multiplied.
+    """Scales of a weight `[N, K]`, float32: element (n, k) of the weight is multiplied by
+    `scale[n // row_block, k // column_block]`.
 
-    A source holds one element, of any rank, for all rows of its shard (per tensor), or one for each
-    row, as `[N]` or `[N, 1]` (per channel). All dtypes of FLOAT_DTYPES convert to float32 exactly.
+    A shard's source says what it says whatever the shards beside it do, so `row_block` divides the
+    rows of a source block and the places where shards begin; a source scale is repeated for all
+    the rows it covers. Sources are
+
+    - one element, of any rank: for all rows of its shard (per tensor);
+    - `[rows]` or `[rows, 1]`: one for each row (per channel);
+    - `[shards]` for a whole merged layer: one for each of its shards;
+    - with `source_block` (block_n, block_k): `[ceil(rows / block_n), ceil(K / block_k)]`, or the
+      same with sizes of 1 in between, `[n, 1, k, 1]`.
+
+    All dtypes of FLOAT_DTYPES convert to float32 exactly.
+
+    Args:
+        weight_shape: (N, K).
+        shard_sizes: Rows of each shard in order.
+        source_block: Block that a source's grid is divided into; None if no source is a grid.
+        row_block: Rows of the weight that one row of the parameter stands for.
+        data: Storage; None allocates it.
     """
+
+    weight_shape: tuple[int, int]
+    source_block: tuple[int, int] | None
+    row_block: int
+
+    def __new__(
+        cls,
+        weight_shape: tuple[int, int],
+        shard_sizes: Mapping[str, int] | None = None,
+        source_block: tuple[int, int] | None = None,
+        row_block: int = 1,
+        data: Tensor | None = None,
+    ) -> "WeightScaleParameter":
+        if data is None:
+            columns = ceil_div(weight_shape[1], source_block[1]) if source_block else 1
+            data = torch.empty(ceil_div(weight_shape[0], row_block), columns, dtype=torch.float32)
+        self = super().__new__(cls, data, shard_sizes)
+        assert isinstance(self, WeightScaleParameter)
+        self.weight_shape, self.source_block, self.row_block = weight_shape, source_block, row_block
+        return self
+
+    def materialize(self) -> "WeightScaleParameter":
+        sizes = {shard_id: rows.stop - rows.start for shard_id, rows in self.shards.items()}
+        data = torch.empty_like(self, device="cpu")
+        return WeightScaleParameter(
+            self.weight_shape, sizes, self.source_block, self.row_block, data
+        )
+
+    def shard_shape(self, shard_id: ShardId) -> tuple[int, ...]:
+        """Shape of a grid for the shard, or of its per-channel scale if there are no grids."""
+        rows = self._weight_rows(shard_id)
+        if self.source_block is None:
+            return (rows.stop - rows.start,)
+        block_n, block_k = self.source_block
+        return (ceil_div(rows.stop - rows.start, block_n), ceil_div(self.weight_shape[1], block_k))
 
     def check(self, meta: TensorMeta, shard_id: ShardId) -> None:
         self._check_dtype(meta)
-        (rows,) = self.shard_shape(shard_id)
-        if math.prod(meta.shape) != 1 and meta.shape not in ((rows,), (rows, 1)):
+        rows = self._weight_rows(shard_id)
+        n = rows.stop - rows.start
+        allowed: list[tuple[int, ...]] = [(n,), (n, 1)]
+        if self.source_block is not None:
+            grid = self.shard_shape(shard_id)
+            allowed += [grid, (grid[0], 1, grid[1], 1)]
+        if shard_id is None and len(self.shards) > 1:
+            allowed.append((len(self.shards),))
+        if math.prod(meta.shape) != 1 and meta.shape not in allowed:
+            expected = ", ".join(str(list(shape)) for shape in dict.fromkeys(allowed))
             raise CheckpointError(
                 "a weight scale has the wrong shape",
                 file=meta.file,
                 tensor=meta.name,
-                expected=f"one element, [{rows}] or [{rows}, 1]",
+                expected=f"one element, {expected}",
                 found=list(meta.shape),
             )
 
     def load(self, source: Tensor, meta: TensorMeta, shard_id: ShardId) -> None:
-        scales = source.to(torch.float32).reshape(-1)
-        bad = ~(scales.isfinite() & (scales > 0))
+        scales = source.to(torch.float32)
+        flat = scales.reshape(-1)
+        bad = ~(flat.isfinite() & (flat > 0))
         if bad.any():
             index = int(bad.nonzero()[0])
             raise CheckpointError(
@@ -148,6 +209,32 @@ class WeightScaleParameter(ModelParameter):
                 file=meta.file,
                 tensor=meta.name,
                 expected="finite values above zero",
-                found=f"{scales[index].item()} at index {index}",
+                found=f"{flat[index].item()} at index {index}",
             )
-        self._rows(shard_id).copy_(scales.expand(self._rows(shard_id).shape))
+        rows = self._weight_rows(shard_id)
+        # The first row of the shard's weight that each row of the parameter stands for.
+        first = torch.arange(0, rows.stop - rows.start, self.row_block, device="cpu")
+        target = self.data[rows.start // self.row_block :][: len(first)]
+        target.copy_(self._grid(scales, rows)[first])
+
+    def _grid(self, scales: Tensor, rows: slice) -> Tensor:
+        """`scales` of a source as `[rows, 1 or columns]`, without memory for what repeats."""
+        n = rows.stop - rows.start
+        if scales.numel() == 1:
+            return scales.reshape(1, 1).expand(n, 1)
+        if scales.shape in ((n,), (n, 1)):
+            return scales.reshape(n, 1)
+        if scales.shape == (len(self.shards),):
+            sizes = torch.tensor([r.stop - r.start for r in self.shards.values()])
+            return scales.repeat_interleave(sizes).reshape(n, 1)
+        assert self.source_block is not None
+        grid = scales.reshape(scales.shape[0], -1)
+        return grid.repeat_interleave(self.source_block[0], dim=0)
+
+    def _weight_rows(self, shard_id: ShardId) -> slice:
+        return slice(0, self.weight_shape[0]) if shard_id is None else self.shards[shard_id]
+
+
+def ceil_div(a: int, b: int) -> int:
+    """`a / b`, rounded up."""
+    return -(-a // b)

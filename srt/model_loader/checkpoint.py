@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# The same in Mistral's own form.
+_MISTRAL_SINGLE_FILE = "consolidated.safetensors"
+_MISTRAL_INDEX_FILE = "consolidated.safetensors.index.json"
+_NAMES = ((SINGLE_FILE, INDEX_FILE), (_MISTRAL_SINGLE_FILE, _MISTRAL_INDEX_FILE))
 
 _GIT_LFS_PREFIX = b"version https://git-lfs"
 
@@ -134,7 +138,7 @@ class Checkpoint:
             held = metas.get(name)
             if held is None or held.file.name != file_name:
                 raise CheckpointError(
-                    f"tensor is not in the file that {INDEX_FILE} names",
+                    "tensor is not in the file that the index names",
                     file=directory / file_name,
                     tensor=name,
                     expected=f"in {file_name}",
@@ -217,13 +221,14 @@ class Checkpoint:
 
 def has_weights(directory: Path) -> bool:
     """Whether the directory holds safetensors weights, sound or not."""
-    return (directory / SINGLE_FILE).is_file() or (directory / INDEX_FILE).is_file()
+    return any((directory / name).is_file() for names in _NAMES for name in names)
 
 
 def _find_files(directory: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
     """Weight files of `directory`, and the index's map from tensor to file name (empty if none).
 
-    A `model.safetensors` wins over an index, as it does in transformers.
+    A `model.safetensors` wins over an index, as it does in transformers, and both over the files of
+    Mistral's own form.
     """
     if not directory.is_dir():
         raise CheckpointError(
@@ -232,11 +237,13 @@ def _find_files(directory: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
             expected="a directory",
             found="a file" if directory.exists() else "nothing",
         )
-    single = directory / SINGLE_FILE
-    if single.is_file():
-        return (single,), {}
-    index = directory / INDEX_FILE
-    if not index.is_file():
+    for single_name, index_name in _NAMES:
+        if (directory / single_name).is_file():
+            return (directory / single_name,), {}
+        if (directory / index_name).is_file():
+            index = directory / index_name
+            break
+    else:
         weights = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
         others = sorted(f.name for f in directory.iterdir() if f.suffix in weights)
         raise CheckpointError(
@@ -251,7 +258,7 @@ def _find_files(directory: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
         if not file.is_file():
             held = sum(name == file.name for name in weight_map.values())
             raise CheckpointError(
-                f"shard listed in {INDEX_FILE} is absent",
+                f"shard listed in {index.name} is absent",
                 file=file,
                 expected=f"a file with {held} tensors",
                 found="no such file",

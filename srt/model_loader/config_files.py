@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from srt.errors import CheckpointError, UnsupportedConfigError
+from srt.errors import CheckpointError
+from srt.model_loader.mistral_form import to_hf_config
 
 CONFIG_FILE = "config.json"
 MODELOPT_FILE = "hf_quant_config.json"
@@ -37,11 +38,11 @@ def read_config(directory: str | Path) -> dict[str, Any]:
     """`config.json` of a checkpoint directory.
 
     A ModelOpt checkpoint's `hf_quant_config.json` is put where other formats have it, under
-    `quantization_config`.
+    `quantization_config`. Mistral's own `params.json` is translated if there is no `config.json`.
 
     Raises:
         CheckpointError: The directory or its `config.json` is missing, or a file is damaged.
-        UnsupportedConfigError: The directory is in Mistral's own form.
+        UnsupportedConfigError: Mistral's `params.json` asks for something that is not supported.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -52,16 +53,46 @@ def read_config(directory: str | Path) -> dict[str, Any]:
             found="a file" if directory.exists() else "nothing",
         )
     file = directory / CONFIG_FILE
-    if not file.is_file() and (directory / MISTRAL_FILE).is_file():
-        raise UnsupportedConfigError(
-            f"{directory} is in Mistral's own form ({MISTRAL_FILE}), which is not supported; "
-            f"expected {CONFIG_FILE}"
-        )
+    if is_mistral_form(directory):
+        return to_hf_config(read_json(directory / MISTRAL_FILE), directory / MISTRAL_FILE)
     config = read_json(file)
-    if (directory / MODELOPT_FILE).is_file() and not config.get("quantization_config"):
+    if (directory / MODELOPT_FILE).is_file() and not find_quantization(config, file):
         quantization = read_json(directory / MODELOPT_FILE).get("quantization") or {}
         config["quantization_config"] = {"quant_method": "modelopt", **quantization}
     return config
+
+
+def is_mistral_form(directory: Path) -> bool:
+    """Whether the checkpoint is to be read in Mistral's own form: it has a params.json, and no
+    config.json or weights in Mistral's form only.
+    """
+    if not (directory / MISTRAL_FILE).is_file():
+        return False
+    only_mistral_weights = any(directory.glob("consolidated*.safetensors")) and not any(
+        directory.glob("model*.safetensors")
+    )
+    return only_mistral_weights or not (directory / CONFIG_FILE).is_file()
+
+
+def find_quantization(config: Mapping[str, Any], file: str | Path) -> Mapping[str, Any] | None:
+    """The quantization block of `config`, the content of `file`; None if there is none.
+
+    It is called `quantization_config`, or `compression_config` in older compressed-tensors files,
+    and a multimodal model may have it in its `text_config`.
+
+    Raises:
+        CheckpointError: It is not an object.
+    """
+    for holder in (config, config.get("text_config") or {}):
+        for key in ("quantization_config", "compression_config"):
+            block = holder.get(key)
+            if block:
+                if not isinstance(block, Mapping):
+                    raise CheckpointError(
+                        f"{key} is not an object", file=file, expected="{...}", found=block
+                    )
+                return block
+    return None
 
 
 def get_architecture(config: Mapping[str, Any], file: Path) -> str:

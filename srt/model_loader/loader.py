@@ -19,6 +19,7 @@ from srt.errors import CheckpointError
 from srt.layers.parameter import ModelParameter, ShardId
 from srt.layers.quantization.base_config import QuantizationConfig
 from srt.model_loader.checkpoint import Checkpoint, TensorMeta
+from srt.model_loader.mistral_form import to_hf_rows
 from srt.model_loader.weight_names import canonical_name, split_tensor_name
 from srt.models.registry import get_model_class
 
@@ -66,7 +67,7 @@ def load_model(config: ModelConfig, *, progress: bool = True) -> nn.Module:
         with bar, torch.no_grad():
             unreleased = 0
             for plan in plans:
-                nbytes = _load_module(plan, checkpoint)
+                nbytes = _load_module(plan, checkpoint, config)
                 bar.update(nbytes)
                 unreleased += nbytes
                 if unreleased >= _RELEASE_BYTES:
@@ -166,7 +167,7 @@ def _filled_shards(
     )
 
 
-def _load_module(plan: _ModulePlan, checkpoint: Checkpoint) -> int:
+def _load_module(plan: _ModulePlan, checkpoint: Checkpoint, config: ModelConfig) -> int:
     """Fills and packs one module; returns the bytes read."""
     nbytes = 0
     loading = {
@@ -175,7 +176,15 @@ def _load_module(plan: _ModulePlan, checkpoint: Checkpoint) -> int:
         if isinstance(parameter, ModelParameter)
     }
     for name, shard, meta in plan.sources:
-        loading[name].load(checkpoint.get(meta.name), meta, shard)
+        source = to_hf_rows(
+            meta,
+            checkpoint.get(meta.name),
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+        )
+        loading[name].load(source, meta, shard)
+        del source
         nbytes += meta.nbytes
     for name, parameter in loading.items():
         setattr(plan.module, name, nn.Parameter(parameter.data, requires_grad=False))

@@ -2,18 +2,50 @@
 
 Wrapped checkpoints put the language model below a prefix, and not all put it below the same one:
 `model.layers.0`, `language_model.model.layers.0` and `model.language_model.layers.0` are the same
-module. Skip lists are written with either. Names lose these components here, so that the same thing
-always has the same name: `layers.0`, `lm_head`.
+module. Skip lists are written with either. Mistral's own files have names of their own:
+`layers.0.attention.wq` is `layers.0.self_attn.q_proj`. Here the same thing always gets the same
+name: `layers.0.self_attn.q_proj`, `lm_head`.
 """
+
+import re
+from collections.abc import Mapping
 
 _WRAPPERS = ("model.", "language_model.")
 
+# Mistral's own name of a module -> transformers' one.
+MISTRAL_MODULES: Mapping[str, str] = {
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "tok_embeddings": "embed_tokens",
+    "output": "lm_head",
+    "vision_encoder": "vision_tower",
+    "vision_language_adapter": "multi_modal_projector",
+    "patch_merger": "multi_modal_projector.patch_merger",
+    "pre_mm_projector_norm": "multi_modal_projector.norm",
+}
+_MISTRAL_NAME = re.compile(
+    rf"(layers\.\d+\.)?({'|'.join(map(re.escape, MISTRAL_MODULES))})(?=\.|$)"
+)
+
 
 def canonical_name(name: str) -> str:
-    """`name` of a module or tensor without the prefixes of its wrappers."""
+    """`name` of a module or tensor without the prefixes of its wrappers and in transformers' words.
+
+    The name of a parameter, such as `weight`, stays as it is.
+    """
     while name.startswith(_WRAPPERS):
         name = name.partition(".")[2]
-    return name
+    match = _MISTRAL_NAME.match(name)
+    if match is None:
+        return name
+    return f"{match[1] or ''}{MISTRAL_MODULES[match[2]]}{name[match.end() :]}"
 
 
 def split_tensor_name(name: str) -> tuple[str, str]:

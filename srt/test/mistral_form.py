@@ -30,8 +30,8 @@ _LAYER_MODULES = {
 def to_mistral_names(
     tensors: Mapping[str, Tensor], hf_config: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """`tensors` of a Llama-like decoder under Mistral's names, with the rows of q and k in the order
-    of its rotary embedding: the two halves of a head interleaved.
+    """`tensors` of a Llama-like decoder under Mistral's names, with the rows of q and k in the
+    order of its rotary embedding: the two halves of a head interleaved.
     """
     hf_config = hf_config.get("text_config") or hf_config
     heads = {

@@ -1,11 +1,17 @@
 """Quantization formats, chosen by the `quant_method` of a checkpoint's configuration."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
 from srt.errors import UnsupportedConfigError
 from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
+from srt.layers.quantization.compressed_tensors import CompressedTensorsConfig
+from srt.layers.quantization.fbgemm_fp8 import FbgemmFp8Config
 from srt.layers.quantization.fp8 import Fp8Config
+from srt.layers.quantization.modelopt import ModelOptConfig
+from srt.model_loader.config_files import CONFIG_FILE, find_quantization
 
 __all__ = [
     "QUANTIZATION_METHODS",
@@ -14,9 +20,10 @@ __all__ = [
     "get_quantization_config",
 ]
 
-# A new format is one QuantizationConfig class and one line here.
+# A new format is one QuantizationConfig class and one entry here. Nothing of it imports Torch.
 QUANTIZATION_METHODS: Mapping[str, type[QuantizationConfig]] = {
-    config.get_name(): config for config in (Fp8Config,)
+    config.get_name(): config
+    for config in (Fp8Config, CompressedTensorsConfig, ModelOptConfig, FbgemmFp8Config)
 }
 
 
@@ -30,17 +37,26 @@ def get_quantization_config(hf_config: Mapping[str, Any]) -> QuantizationConfig 
         UnsupportedConfigError: The format is not in the registry, or asks for a variant that is not
             supported.
     """
-    quantization = hf_config.get("quantization_config") or hf_config.get("compression_config")
-    if not quantization:
+    quantization = find_quantization(hf_config, CONFIG_FILE)
+    if quantization is None:
         return None
-    name = quantization.get("quant_method")
-    config = QUANTIZATION_METHODS.get(name)
+    config = QUANTIZATION_METHODS.get(_method(quantization) or "")
     if config is None:
         raise UnsupportedConfigError(
             f"quantization scheme {_describe(quantization)} is not supported; "
             f"supported: {', '.join(QUANTIZATION_METHODS)}, and checkpoints without quantization"
         )
     return config.from_config(quantization)
+
+
+def _method(quantization: Mapping[str, Any]) -> str | None:
+    """The format's name, which older compressed-tensors and newer ModelOpt files leave out."""
+    name = quantization.get("quant_method")
+    if name is None and "quant_algo" in quantization:
+        return ModelOptConfig.get_name()
+    if name is None and "config_groups" in quantization:
+        return CompressedTensorsConfig.get_name()
+    return None if name is None else str(name)
 
 
 def _describe(quantization: Mapping[str, Any]) -> str:

@@ -2,16 +2,22 @@
 
 A `QuantizationConfig` is one checkpoint's description of its format; it hands each linear layer the
 `LinearMethodBase` that declares, prepares and multiplies that layer's weight.
+
+Configurations import no Torch, so that a checkpoint can be inspected in a fraction of a second;
+their methods do, once a layer asks for one.
 """
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from srt.model_loader.checkpoint import TensorMeta
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 
 class QuantizeMethodBase(ABC):
@@ -79,7 +85,7 @@ class QuantizationConfig(ABC):
 
     @classmethod
     @abstractmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "QuantizationConfig":
+    def from_config(cls, config: Mapping[str, Any]) -> QuantizationConfig:
         """Reads the `quantization_config` of config.json.
 
         Raises:
@@ -87,7 +93,7 @@ class QuantizationConfig(ABC):
         """
 
     @abstractmethod
-    def adapt_to(self, metas: Iterable[TensorMeta]) -> "QuantizationConfig":
+    def adapt_to(self, metas: Iterable[TensorMeta]) -> QuantizationConfig:
         """This config completed with what only the checkpoint's tensors tell, after checking that
         they are consistent with it.
 

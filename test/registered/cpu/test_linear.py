@@ -183,7 +183,7 @@ def test_nan_in_a_weight_is_refused_with_its_row(code: int) -> None:
     [
         ("weight", torch.zeros(8, 15).to(E4M3), r"expected: \[8, 16\]; found: \[8, 15\]"),
         ("weight", torch.zeros(8, 16), "expected: float8_e4m3fn; found: float32"),
-        ("weight_scale", torch.ones(7), r"one element, \[8\] or \[8, 1\]; found: \[7\]"),
+        ("weight_scale", torch.ones(7), r"one element, \[8\], \[8, 1\]; found: \[7\]"),
         ("weight_scale", torch.ones(2, 4), r"found: \[2, 4\]"),
         ("weight_scale", torch.ones(8, dtype=torch.int32), "found: int32"),
     ],

@@ -1,0 +1,106 @@
+"""`quant_method: compressed-tensors`, as llm-compressor and RedHatAI's checkpoints have it.
+
+Source of the keys: https://github.com/neuralmagic/compressed-tensors (`quant_args.py`,
+`quant_config.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from srt.errors import UnsupportedConfigError
+from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig, read_block_size
+from srt.layers.quantization.skip_list import ModulePatterns, read_names
+
+# "naive-quantized" is what early versions called it.
+_FORMATS = ("float-quantized", "naive-quantized")
+_STRATEGIES = ("tensor", "channel", "block")
+# Classes of modules that a target may name.
+_LINEAR_CLASS = "Linear"
+
+
+@dataclass(frozen=True)
+class CompressedTensorsConfig(Fp8CheckpointConfig):
+    """`quant_method: compressed-tensors` with FP8 weights per tensor, per channel or per block."""
+
+    @classmethod
+    def get_name(cls) -> str:
+        return "compressed-tensors"
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> CompressedTensorsConfig:
+        for key in ("sparsity_config", "transform_config"):
+            _refuse_transformed(config, key)
+        groups = config.get("config_groups")
+        if not isinstance(groups, Mapping) or not groups:
+            raise UnsupportedConfigError(
+                f"compressed-tensors without config_groups is not supported; found {groups!r}"
+            )
+        blocks: dict[tuple[int, int] | None, str] = {}
+        targets: list[str] = []
+        for name, group in groups.items():
+            block = _read_group(name, group, config.get("format"))
+            if block is not None:
+                blocks[block] = name
+            targets += read_names(group, "targets")
+        if len(blocks) > 1:
+            raise UnsupportedConfigError(
+                "compressed-tensors groups of different block sizes are not supported; found "
+                + ", ".join(f"{list(block or ())} in {name}" for block, name in blocks.items())
+            )
+        return cls(
+            ignored=ModulePatterns.parse(read_names(config, "ignore"), regex=True),
+            targets=None
+            if _LINEAR_CLASS in targets or not targets
+            else ModulePatterns.parse(targets, regex=True),
+            weight_block_size=next(iter(blocks), None),
+        )
+
+
+def _refuse_transformed(config: Mapping[str, Any], key: str) -> None:
+    """Raises if weights are stored sparsely, or are to be multiplied by something first."""
+    value = config.get(key) or {}
+    if value.get("format", "dense") != "dense" or value.get("config_groups"):
+        raise UnsupportedConfigError(
+            f"compressed-tensors with a {key} is not supported; expected none, found {value!r}"
+        )
+
+
+def _read_group(
+    name: str, group: Mapping[str, Any], default_format: str | None
+) -> tuple[int, int] | None:
+    """The block size of a group of FP8 weights; None if its scales are per tensor or channel."""
+    fmt = group.get("format") or default_format
+    weights = group.get("weights") or {}
+    found = (
+        f"format {fmt}, {weights.get('num_bits')}-bit {weights.get('type')} weights, "
+        f"strategy {weights.get('strategy')}, group_size {weights.get('group_size')}"
+    )
+    is_fp8 = weights.get("num_bits") == 8 and weights.get("type") == "float"
+    if fmt not in _FORMATS or not is_fp8:
+        raise UnsupportedConfigError(
+            f"compressed-tensors group {name!r} ({found}) is not supported; "
+            f"expected 8-bit float weights in the format {_FORMATS[0]}"
+        )
+    strategy = weights.get("strategy")
+    if strategy not in _STRATEGIES or weights.get("dynamic") or weights.get("symmetric") is False:
+        raise UnsupportedConfigError(
+            f"compressed-tensors group {name!r} ({found}) is not supported; expected static, "
+            f"symmetric scales of the strategy {', '.join(_STRATEGIES)}"
+        )
+    activations = group.get("input_activations")
+    if activations and (activations.get("num_bits"), activations.get("type")) != (8, "float"):
+        raise UnsupportedConfigError(
+            f"compressed-tensors group {name!r} with {activations.get('num_bits')}-bit "
+            f"{activations.get('type')} activations is not supported; expected none or 8-bit float"
+        )
+    if strategy != "block":
+        return None
+    block = read_block_size(weights.get("block_structure"))
+    if block is None:
+        raise UnsupportedConfigError(
+            f"compressed-tensors group {name!r} lacks block_structure; expected two sizes"
+        )
+    return block

@@ -1,0 +1,25 @@
+"""`quant_method: fbgemm_fp8`, as Meta's FP8 checkpoints have it: one scale `[N, 1]` for each output
+channel. `activation_scale_ub` bounds the scales of 8-bit activations, which there are none of here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
+from srt.layers.quantization.skip_list import ModulePatterns, read_names
+
+
+@dataclass(frozen=True)
+class FbgemmFp8Config(Fp8CheckpointConfig):
+    """`quant_method: fbgemm_fp8`."""
+
+    @classmethod
+    def get_name(cls) -> str:
+        return "fbgemm_fp8"
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> FbgemmFp8Config:
+        return cls(ignored=ModulePatterns.parse(read_names(config, "modules_to_not_convert")))

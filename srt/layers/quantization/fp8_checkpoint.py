@@ -1,0 +1,263 @@
+"""What all FP8 checkpoints share: weights in float8_e4m3fn, scales that multiply them, activations
+in 16 bits (W8A16).
+
+A format (`Fp8Config`, `CompressedTensorsConfig`, ...) reads its own configuration into the few
+facts of `Fp8CheckpointConfig`: what stays unquantized, and the size of blocks. Everything else the
+tensors tell by their dtypes and shapes.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, TypeVar
+
+from srt.errors import CheckpointError, UnsupportedConfigError
+from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
+from srt.layers.quantization.skip_list import NO_MODULES, ModulePatterns
+from srt.model_loader.checkpoint import DTYPES, TensorMeta
+from srt.model_loader.weight_names import canonical_name, split_tensor_name
+
+logger = logging.getLogger(__name__)
+
+FP8_DTYPE = "F8_E4M3"
+FLOAT_DTYPES = ("BF16", "F16", "F32")
+WEIGHT_SCALE_NAMES = ("weight_scale", "weight_scale_inv", "qscale_weight")
+# For 8-bit activations and KV caches.
+UNUSED_SCALE_NAMES = (
+    "activation_scale",
+    "input_scale",
+    "input_scale_ub",
+    "output_scale",
+    "qscale_act",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+    "kv_scale",
+    "prob_scale",
+)
+
+Config = TypeVar("Config", bound="Fp8CheckpointConfig")
+
+
+class Layout(Enum):
+    """What a checkpoint's tensors say of a module's weight."""
+
+    PLAIN = "unquantized"
+    TENSOR = "per-tensor"
+    CHANNEL = "per-channel"
+    BLOCK = "per-block"
+
+
+def scale_layout(
+    weight: TensorMeta, scale: TensorMeta, block: tuple[int, int] | None
+) -> Layout | None:
+    """What the shape of `scale` says; None if it fits neither `weight` nor `block`.
+
+    One element is per tensor, whatever its rank, `[N]` and `[N, 1]` are per channel, a grid of
+    `[ceil(N / block_n), ceil(K / block_k)]`, also with sizes of 1 in between, is per block.
+    """
+    if scale.numel == 1:
+        return Layout.TENSOR
+    if len(weight.shape) != 2:
+        return None
+    n, k = weight.shape
+    if scale.shape in ((n,), (n, 1)):
+        return Layout.CHANNEL
+    if block is not None:
+        rows, columns = -(-n // block[0]), -(-k // block[1])
+        if scale.shape in ((rows, columns), (rows, 1, columns, 1)):
+            return Layout.BLOCK
+    return None
+
+
+def group_modules(metas: Iterable[TensorMeta]) -> dict[str, dict[str, TensorMeta]]:
+    """Tensors by module, as the checkpoint spells it, and by the name of their parameter."""
+    modules: dict[str, dict[str, TensorMeta]] = {}
+    for meta in metas:
+        module, parameter = split_tensor_name(meta.name)
+        modules.setdefault(module, {})[parameter] = meta
+    return modules
+
+
+def find_scale(tensors: Mapping[str, TensorMeta]) -> TensorMeta | None:
+    """The weight's scale among the tensors of a module, by any of its names."""
+    return next((tensors[name] for name in WEIGHT_SCALE_NAMES if name in tensors), None)
+
+
+@dataclass(frozen=True)
+class Fp8CheckpointConfig(QuantizationConfig):
+    """An FP8 checkpoint.
+
+    Attributes:
+        ignored: Modules that stay unquantized as the configuration says.
+        targets: Modules that the format quantizes, or None for all linear layers.
+        weight_block_size: (block_n, block_k) of grids of scales; None if there are none.
+        layouts: What the tensors of each module turned out to be, by canonical name: this counts
+            where a configuration says something else.
+    """
+
+    ignored: ModulePatterns = NO_MODULES
+    targets: ModulePatterns | None = None
+    weight_block_size: tuple[int, int] | None = None
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls: type[Config], config: Mapping[str, Any]) -> Config: ...
+
+    def is_ignored(self, module: str) -> bool:
+        """Whether `module` (any spelling of its full name) stays unquantized."""
+        layout = self.layouts.get(canonical_name(module))
+        if layout is not None:
+            return layout is Layout.PLAIN
+        if self.ignored.matches(module):
+            return True
+        return self.targets is not None and not self.targets.matches(module)
+
+    def adapt_to(self: Config, metas: Iterable[TensorMeta]) -> Config:
+        layouts: dict[str, Layout] = {}
+        unused = 0
+        surprising = []
+        for module, tensors in group_modules(metas).items():
+            unused += sum(name in UNUSED_SCALE_NAMES for name in tensors)
+            layout = self._check_module(module, tensors)
+            if layout is None:
+                continue
+            layouts[canonical_name(module)] = layout
+            if layout is not Layout.PLAIN and self.is_ignored(module):
+                surprising.append(module)
+        if unused:
+            logger.info(
+                "%d activation and KV cache scales are not needed with 16-bit activations", unused
+            )
+        if surprising:
+            logger.warning(
+                "%d modules are FP8 although the configuration lists them as unquantized, such as "
+                "%s; they are run as FP8",
+                len(surprising),
+                surprising[0],
+            )
+        return replace(self, layouts=layouts)
+
+    def _check_module(self, module: str, tensors: Mapping[str, TensorMeta]) -> Layout | None:
+        """Layout of a module's weight, if it has one.
+
+        Raises:
+            CheckpointError: Weight and scale contradict each other.
+        """
+        weight, scale = tensors.get("weight"), find_scale(tensors)
+        if weight is None:
+            if scale is not None:
+                raise CheckpointError(
+                    "a scale has no weight",
+                    file=scale.file,
+                    tensor=scale.name,
+                    expected=f"a tensor {module}.weight",
+                    found="none",
+                )
+            return None
+        if weight.dtype == FP8_DTYPE:
+            if scale is None:
+                names = " or ".join(f"{module}.{name}" for name in WEIGHT_SCALE_NAMES[:2])
+                raise CheckpointError(
+                    "an FP8 weight has no scale",
+                    file=weight.file,
+                    tensor=weight.name,
+                    expected=f"a tensor {names}",
+                    found="neither",
+                )
+            return self._check_scale(weight, scale)
+        if scale is not None:
+            raise CheckpointError(
+                "a scale belongs to a weight that is not FP8",
+                file=scale.file,
+                tensor=scale.name,
+                expected="a float8_e4m3fn weight",
+                found=f"{weight.name} is {DTYPES[weight.dtype][0]}",
+            )
+        return Layout.PLAIN
+
+    def _check_scale(self, weight: TensorMeta, scale: TensorMeta) -> Layout:
+        if scale.dtype not in FLOAT_DTYPES:
+            raise CheckpointError(
+                "a weight scale has the wrong dtype",
+                file=scale.file,
+                tensor=scale.name,
+                expected=" or ".join(DTYPES[dtype][0] for dtype in FLOAT_DTYPES),
+                found=DTYPES[scale.dtype][0],
+            )
+        layout = scale_layout(weight, scale, self.weight_block_size)
+        if layout is not None:
+            return layout
+        if is_scale_per_shard(scale):  # only the merged layer knows how many shards it has
+            return Layout.CHANNEL
+        n = weight.shape[0]
+        grid = ""
+        if self.weight_block_size is not None and len(weight.shape) == 2:
+            block_n, block_k = self.weight_block_size
+            rows, columns = -(-n // block_n), -(-weight.shape[1] // block_k)
+            grid = f", or [{rows}, {columns}] for blocks of [{block_n}, {block_k}]"
+        raise CheckpointError(
+            "a weight scale has the wrong shape",
+            file=scale.file,
+            tensor=scale.name,
+            expected=f"one element, [{n}], [{n}, 1]{grid}",
+            found=list(scale.shape),
+        )
+
+    def get_linear_method(self, prefix: str, shard_names: Iterable[str]) -> LinearMethodBase:
+        from srt.layers.quantization.fp8_linear import Fp8LinearMethod
+        from srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+        names = list(shard_names)
+        if not names or canonical_name(prefix) in self.layouts:  # not merged, or merged in the file
+            names = [prefix]
+        ignored = {name: self.is_ignored(name) for name in names}
+        if all(ignored.values()):
+            return UnquantizedLinearMethod()
+        if any(ignored.values()):
+            raise UnsupportedConfigError(
+                "layers that are merged must be all FP8 or all unquantized; found "
+                + ", ".join(
+                    f"{name} {'unquantized' if value else 'FP8'}" for name, value in ignored.items()
+                )
+            )
+        expected = Layout.CHANNEL if self.weight_block_size is None else Layout.BLOCK
+        layouts = {self.layouts.get(canonical_name(name), expected) for name in names}
+        block = self.weight_block_size if Layout.BLOCK in layouts else None
+        return Fp8LinearMethod(block, mixed=Layout.CHANNEL in layouts)
+
+    def parameter_name(self, name: str) -> str | None:
+        if name in UNUSED_SCALE_NAMES:
+            return None
+        return "weight_scale" if name in WEIGHT_SCALE_NAMES else name
+
+
+def is_scale_per_shard(scale: TensorMeta) -> bool:
+    """Whether a scale may hold one element for each shard of a merged layer: two for gate and up,
+    three for q, k and v.
+    """
+    return scale.shape in ((2,), (3,))
+
+
+def read_block_size(value: object) -> tuple[int, int] | None:
+    """(block_n, block_k) of a configuration's `[block_n, block_k]`, or None if that is null.
+
+    Raises:
+        UnsupportedConfigError: It is something else.
+    """
+    if value is None:
+        return None
+    if (
+        isinstance(value, (list, tuple))
+        and len(value) == 2
+        and all(isinstance(size, int) and size > 0 for size in value)
+    ):
+        return value[0], value[1]
+    raise UnsupportedConfigError(
+        f"weight_block_size {value!r} in quantization_config: expected two sizes [block_n, block_k]"
+    )

@@ -1,0 +1,94 @@
+"""Multiplies by FP8 weights (W8A16), whatever format they come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from srt.layers.parameter import Fp8WeightParameter, WeightScaleParameter
+from srt.layers.quantization.base_config import LinearMethodBase
+from srt.layers.quantization.unquant import flatten_rows, restore_rows
+from srt.model_loader.weight_utils import pack_weight_
+
+
+class Fp8LinearMethod(LinearMethodBase):
+    """FP8 weight `[N, K]`, 16-bit activations, scales per tensor, per channel or per block.
+
+    Every shard of a merged layer keeps its own scales, exactly. Per-tensor scales that differ
+    become one scale a channel. Grids are stacked; where a shard does not begin at a whole block,
+    rows of the common grid stand for fewer rows of the weight: as many as divide the block and the
+    places where shards begin.
+
+    Args:
+        block: (block_n, block_k) of the grids in the checkpoint, or None if it has none for this
+            layer.
+        mixed: Whether a shard has a scale a channel while others have a grid.
+    """
+
+    def __init__(self, block: tuple[int, int] | None = None, *, mixed: bool = False) -> None:
+        self.block = block
+        self.mixed = mixed
+        self.row_block = 1
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size: int,
+        output_size: int,
+        shard_sizes: Mapping[str, int],
+    ) -> None:
+        weight = torch.empty(output_size, input_size, dtype=torch.float8_e4m3fn)
+        layer.register_parameter(
+            "weight", Fp8WeightParameter(weight, shard_sizes, (torch.float8_e4m3fn,))
+        )
+        if self.block is not None and not self.mixed:
+            self.row_block = common_row_block(self.block[0], shard_sizes)
+        scale = WeightScaleParameter(
+            (output_size, input_size), shard_sizes, self.block, self.row_block
+        )
+        layer.register_parameter("weight_scale", scale)
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        weight = layer.get_parameter("weight").data
+        scale = layer.get_parameter("weight_scale").data
+        layer.weight = nn.Parameter(pack_weight_(weight), requires_grad=False)
+        if (scale == scale[0, 0]).all():
+            scale = scale[0, :1].clone()
+        elif scale.shape[1] == 1:  # the same for all of K
+            scale = scale.repeat_interleave(self.row_block, 0)[: weight.shape[0], 0].clone()
+        layer.weight_scale = nn.Parameter(scale, requires_grad=False)
+
+    def apply(
+        self,
+        layer: nn.Module,
+        x: Tensor,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        ops = torch.ops.sgl_kernel
+        rows = flatten_rows(x)
+        weight, scale = layer.weight, cast(Tensor, layer.weight_scale)
+        dtype = out_dtype or x.dtype
+        if scale.dim() == 2:
+            assert self.block is not None
+            block = [self.row_block, self.block[1]]
+            out = ops.fp8_scaled_mm_cpu.default(rows, weight, scale, block, bias, dtype, True)
+        else:
+            scaled_mm = (
+                ops.fp8_per_tensor_scaled_mm_cpu.default
+                if scale.numel() == 1
+                else ops.fp8_per_channel_scaled_mm_cpu.default
+            )
+            out = scaled_mm(rows, weight, scale, bias, dtype, True)
+        return restore_rows(out, x)
+
+
+def common_row_block(block_n: int, shard_sizes: Mapping[str, int]) -> int:
+    """The most rows that `block_n` and the places where all shards begin are multiples of."""
+    starts = list(accumulate(shard_sizes.values()))[:-1]
+    return math.gcd(block_n, *starts)

@@ -1,0 +1,170 @@
+"""Mistral's own form of a checkpoint: `params.json` and `consolidated*.safetensors`.
+
+Its configuration is translated to the keys of transformers' config.json, so that the rest of the
+runtime knows one form. Names of tensors are translated by `weight_names`. The rows of the query and
+key projections are in another order: Mistral rotates neighbouring elements of a head (2i, 2i + 1),
+transformers and this runtime element i of its first half with element i of the second.
+
+Source of the keys: mistral_inference (`args.py`) and the public params.json files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from srt.errors import CheckpointError, UnsupportedConfigError
+from srt.model_loader.weight_names import split_tensor_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from srt.model_loader.checkpoint import TensorMeta
+
+# Key of params.json -> key of config.json.
+_SIZES = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "hidden_dim": "intermediate_size",
+    "vocab_size": "vocab_size",
+}
+# What transformers' configuration classes take, when params.json says nothing of a length.
+_DEFAULT_LENGTH = 128_000
+_ORIGINAL_LENGTH = "original_max_position_embeddings"
+_ROTATED = ("attention.wq", "attention.wk")
+
+
+def to_hf_config(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The config.json that says what `params`, the content of params.json, says.
+
+    Raises:
+        CheckpointError: A size is missing or not a positive integer.
+        UnsupportedConfigError: A mixture of experts, latent attention, or another scheme than FP8.
+    """
+    if params.get("moe"):
+        raise UnsupportedConfigError(
+            f"{file}: a mixture of experts (moe {params['moe']}) is not supported"
+        )
+    if params.get("kv_lora_rank"):
+        raise UnsupportedConfigError(
+            f"{file}: latent attention (kv_lora_rank {params['kv_lora_rank']}) is not supported in "
+            "Mistral's own form"
+        )
+    config: dict[str, Any] = {}
+    for key, name in _SIZES.items():
+        value = params.get(key)
+        if not isinstance(value, int) or value < 1:
+            raise CheckpointError(
+                f"{file.name} lacks {key}" if value is None else f"{file.name} has a bad {key}",
+                file=file,
+                expected="a positive integer",
+                found="nothing" if value is None else value,
+            )
+        config[name] = value
+    length = params.get("max_position_embeddings") or params.get("max_seq_len") or _DEFAULT_LENGTH
+    rope = _rope_parameters(params, length, file)
+    is_ministral3 = "llama_4_scaling_beta" in rope
+    config |= {
+        "architectures": ["Ministral3ForCausalLM" if is_ministral3 else "MistralForCausalLM"],
+        "model_type": "ministral3" if is_ministral3 else "mistral",
+        "hidden_act": "silu",
+        "rms_norm_eps": params.get("norm_eps", 1e-5),
+        "tie_word_embeddings": bool(params.get("tied_embeddings")),
+        "max_position_embeddings": length,
+        "sliding_window": params.get("sliding_window"),
+        "rope_parameters": rope,
+        # The ids of all Mistral tokenizers.
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    quantization = params.get("quantization")
+    if quantization:
+        config["quantization_config"] = _quantization(quantization, file)
+    return config
+
+
+def _rope_parameters(params: Mapping[str, Any], length: int, file: Path) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": params.get("rope_theta", 1e4)}
+    yarn = params.get("yarn")
+    if yarn:
+        rope |= {
+            "rope_type": "yarn",
+            "factor": _number(yarn, "factor", file),
+            "original_max_position_embeddings": _number(yarn, _ORIGINAL_LENGTH, file),
+            "beta_fast": yarn.get("beta", 32.0),
+            "beta_slow": yarn.get("alpha", 1.0),
+            "max_position_embeddings": length,
+        }
+        if not yarn.get("apply_scale", True):
+            # Their quotient is YaRN's factor on attention, which is then 1.
+            rope |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    scaling = params.get("llama_4_scaling")
+    if scaling:
+        rope["llama_4_scaling_beta"] = _number(scaling, "beta", file)
+        rope[_ORIGINAL_LENGTH] = _number(scaling, _ORIGINAL_LENGTH, file)
+    return rope
+
+
+def _number(block: Mapping[str, Any], key: str, file: Path) -> float:
+    value = block.get(key)
+    if not isinstance(value, (int, float)):
+        raise CheckpointError(
+            f"{file.name} lacks {key}" if value is None else f"{file.name} has a bad {key}",
+            file=file,
+            expected="a number",
+            found="nothing" if value is None else value,
+        )
+    return value
+
+
+def _quantization(quantization: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The quantization_config of Mistral's `quantization`."""
+    if "quant_method" in quantization:  # newer files hold transformers' own block
+        return dict(quantization)
+    weights = quantization.get("qformat_weight")
+    if weights != "fp8_e4m3":
+        raise UnsupportedConfigError(
+            f"{file}: quantization with qformat_weight {weights!r} is not supported; "
+            "expected 'fp8_e4m3'"
+        )
+    schemes = {"TENSOR": "static", "NO_SCALES": "dynamic"}
+    activations = quantization.get("qscheme_act") or "NO_SCALES"
+    if activations not in schemes:
+        raise UnsupportedConfigError(
+            f"{file}: quantization with qscheme_act {activations!r} is not supported; "
+            f"expected one of {', '.join(schemes)}"
+        )
+    return {"quant_method": "fp8", "activation_scheme": schemes[activations]}
+
+
+def to_hf_rows(
+    meta: TensorMeta, tensor: Tensor, *, num_heads: int, num_kv_heads: int, head_dim: int
+) -> Tensor:
+    """`tensor` with its rows in transformers' order; itself unless its name in the checkpoint is
+    that of Mistral's query or key projection.
+
+    Weights `[N, K]`, biases and per-channel scales `[N, ...]` are reordered; a scale of one element
+    holds for all rows.
+
+    Raises:
+        CheckpointError: The tensor does not have one row for each of the projection's outputs, as a
+            grid of scales has not.
+    """
+    module, _ = split_tensor_name(meta.name)
+    if not module.endswith(_ROTATED) or tensor.numel() == 1:
+        return tensor
+    heads = num_heads if module.endswith(_ROTATED[0]) else num_kv_heads
+    if tensor.shape[0] != heads * head_dim:
+        raise CheckpointError(
+            "rows of this tensor cannot be brought into transformers' order",
+            file=meta.file,
+            tensor=meta.name,
+            expected=f"{heads * head_dim} rows, or one element",
+            found=list(meta.shape),
+        )
+    split = tensor.reshape(heads, head_dim // 2, 2, *tensor.shape[1:])
+    return split.transpose(1, 2).reshape(tensor.shape)

@@ -23,6 +23,16 @@ from sgl_kernel.ops import (
     weight_packed_linear,
 )
 from sgl_kernel.packing import packed_index, unpack_rows
+from sgl_kernel.transformer import (
+    fused_add_rmsnorm_cpu,
+    fused_qk_norm_rope_store_cpu,
+    fused_qk_rmsnorm_cpu,
+    rmsnorm_cpu,
+    rotary_embedding_cpu,
+    silu_and_mul_cpu,
+    store_cache_cpu,
+    topk_softmax_cpu,
+)
 
 __all__ = [
     "__version__",
@@ -32,8 +42,16 @@ __all__ = [
     "fp8_per_channel_scaled_mm_cpu",
     "fp8_per_tensor_scaled_mm_cpu",
     "fp8_scaled_mm_cpu",
+    "fused_add_rmsnorm_cpu",
+    "fused_qk_norm_rope_store_cpu",
+    "fused_qk_rmsnorm_cpu",
     "packed_index",
+    "rmsnorm_cpu",
+    "rotary_embedding_cpu",
     "set_isa",
+    "silu_and_mul_cpu",
+    "store_cache_cpu",
+    "topk_softmax_cpu",
     "unpack_rows",
     "weight_packed_linear",
 ]

@@ -4,11 +4,16 @@ They check what they can see so that a wrong graph fails while it is traced. Raw
 are refused like any other device: a CPU kernel has nothing to say about them.
 """
 
+import functools
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
+
+from sgl_kernel._fakes_transformer import TRANSFORMER_FAKES
 
 
 def _check(op: str, **tensors: Tensor | None) -> None:
@@ -82,9 +87,22 @@ def _bmm_cpu(out: Tensor, mat1: Tensor, mat2: Tensor, is_vnni: bool, scale: Tens
     _check("bmm_cpu", out=out, mat1=mat1, mat2=mat2, scale=scale)
 
 
+def _on_cpu(op: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake kernel behind the check that every tensor is on the CPU or fake."""
+    names = list(inspect.signature(fake).parameters)
+
+    @functools.wraps(fake)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        _check(op, **{name: x for name, x in given.items() if isinstance(x, Tensor)})
+        return fake(*args, **kwargs)
+
+    return checked
+
+
 def register_fakes() -> None:
     """Register the fake kernel of every op. Called once, when the package is imported."""
-    fakes: dict[str, Callable[..., Tensor | None]] = {
+    fakes: dict[str, Callable[..., Any]] = {
         "convert_weight_packed": _convert_weight_packed,
         "fp8_scaled_mm_cpu": _fp8_scaled_mm_cpu,
         **{
@@ -93,6 +111,7 @@ def register_fakes() -> None:
         },
         "weight_packed_linear": _weight_packed_linear,
         "bmm_cpu": _bmm_cpu,
+        **{op: _on_cpu(op, fake) for op, fake in TRANSFORMER_FAKES.items()},
     }
     for op, fake in fakes.items():
         torch.library.register_fake(f"sgl_kernel::{op}", fake)

@@ -26,6 +26,22 @@ def all_ops() -> list[str]:
 
 
 SCHEMAS = {
+    "fused_add_rmsnorm_cpu": "(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, "
+    "Tensor(c!)? out=None) -> ()",
+    "fused_qk_norm_rope_store_cpu": "(Tensor(a!) qkv, Tensor positions, Tensor cos_sin_cache, "
+    "bool is_neox, int num_heads, int num_kv_heads, Tensor? q_weight, Tensor? k_weight, float eps, "
+    "Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor indices, float k_scale=1., float v_scale=1.) "
+    "-> ()",
+    "fused_qk_rmsnorm_cpu": "(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, float eps) -> "
+    "(Tensor, Tensor)",
+    "rmsnorm_cpu": "(Tensor input, Tensor weight, float eps, ScalarType? out_dtype=None) -> Tensor",
+    "rotary_embedding_cpu": "(Tensor positions, Tensor query, Tensor key, int head_size, "
+    "Tensor cos_sin_cache, bool is_neox) -> (Tensor, Tensor)",
+    "silu_and_mul_cpu": "(Tensor input, ScalarType? out_dtype=None) -> Tensor",
+    "store_cache_cpu": "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, "
+    "Tensor indices, int? row_dim=None, float k_scale=1., float v_scale=1.) -> ()",
+    "topk_softmax_cpu": "(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) "
+    "-> (Tensor, Tensor)",
     "bmm_cpu": "(Tensor(a!) out, Tensor mat1, Tensor mat2, bool is_vnni, Tensor? scale) -> ()",
     "convert_weight_packed": "(Tensor weight) -> Tensor",
     "fp8_per_channel_scaled_mm_cpu": "(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
@@ -37,6 +53,38 @@ SCHEMAS = {
     "weight_packed_linear": "(Tensor mat1, Tensor mat2, Tensor? bias, bool is_vnni, "
     "ScalarType? out_dtype=None) -> Tensor",
 }
+
+
+def transformer_calls(op: str) -> list[tuple[Any, ...]]:
+    """The same for the ops between a transformer's products."""
+    x, weight, at = torch.randn(3, 8).half(), torch.rand(8), torch.tensor([2, 0, 1])
+    heads, angles = torch.randn(3, 4, 8).half(), torch.rand(5, 8)
+    q, k, v = heads[:, :2], heads[:, 2:3], heads[:, 3:]
+    cache, codes = torch.zeros(4, 1, 8).half(), torch.zeros(4, 1, 8).to(E4M3)
+    fused = (at, angles, True, 2, 1)
+    calls: dict[str, list[tuple[Any, ...]]] = {
+        "rmsnorm_cpu": [(x, weight, 1e-5), (heads[:, 1:], weight, 1e-5, torch.float32)],
+        "fused_add_rmsnorm_cpu": [
+            (x, x.float(), weight, 1e-5),
+            (x.float(), x.float(), weight, 1e-5, x.clone()),
+        ],
+        "silu_and_mul_cpu": [(x,), (x.float(), torch.bfloat16)],
+        "topk_softmax_cpu": [(x, x, 2, True)],
+        "rotary_embedding_cpu": [
+            (at, q, k, 8, angles, True),
+            (at, x, x.clone(), 4, angles[:, :4], False),
+        ],
+        "fused_qk_rmsnorm_cpu": [(q, k, weight, weight.half(), 1e-6)],
+        "store_cache_cpu": [
+            (k, v, cache, cache.clone(), at),
+            (k, v, codes, codes.clone(), at.int(), 8, 0.5, 2.0),
+        ],
+        "fused_qk_norm_rope_store_cpu": [
+            (heads.flatten(1), *fused, None, None, 0.0, cache, cache.clone(), at),
+            (heads.flatten(1), *fused, weight, weight, 1e-6, codes, codes.clone(), at, 0.5, 2.0),
+        ],
+    }
+    return calls.get(op, [])
 
 
 def sample_calls(op: str) -> list[tuple[Any, ...]]:
@@ -64,6 +112,7 @@ def sample_calls(op: str) -> list[tuple[Any, ...]]:
             calls += [(out.float(), x3, w3.to(bf16), packed, None)]
         elif op == "convert_weight_packed":
             calls += [(w,), (w.to(bf16),), (random_weight(E4M3, 2, 48, 32),)]
+    calls += transformer_calls(op)
     assert calls, f"no sample call for {op}: add one"
     return calls
 
@@ -90,7 +139,9 @@ def test_fake_kernel_agrees_with_the_op(op: str) -> None:
         if real is None:
             assert fake is None
             continue
-        assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())
+        pairs = zip(fake, real, strict=True) if isinstance(real, tuple) else [(fake, real)]
+        for f, r in pairs:
+            assert (f.shape, f.dtype, f.stride()) == (r.shape, r.dtype, r.stride())
 
 
 @pytest.mark.parametrize("op", all_ops())

@@ -1,0 +1,93 @@
+// Rows of any element type to f32 and back, with one rounding; compiled once per tier.
+#pragma once
+
+#include "rows.h"
+#include "vec_math.h"
+
+namespace sgl_kernel {
+namespace SGL_TIER {
+
+template <typename T>
+static inline void load_row_of(const T* src, int64_t n, float* dst) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(dst + i, load_act(src + i));
+  if (i < n) store_first(dst + i, load_first(src + i, n - i), n - i);
+}
+
+static inline void load_row(const void* src, ElementType type, int64_t n, float* dst) {
+  switch (type) {
+    case ElementType::f32:
+      memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
+      return;
+    case ElementType::bf16:
+      return load_row_of(static_cast<const bf16_t*>(src), n, dst);
+    case ElementType::fp16:
+      return load_row_of(static_cast<const fp16_t*>(src), n, dst);
+    case ElementType::e4m3:
+      return load_row_of(static_cast<const e4m3_t*>(src), n, dst);
+  }
+}
+
+template <typename T>
+static inline void store_row_of(const float* src, int64_t n, T* dst) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store_out(dst + i, load(src + i));
+  if (i < n) store_first(dst + i, load_first(src + i, n - i), n - i);
+}
+
+static inline void store_row(const float* src, int64_t n, ElementType type, void* dst) {
+  switch (type) {
+    case ElementType::f32:
+      memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
+      return;
+    case ElementType::bf16:
+      return store_row_of(src, n, static_cast<bf16_t*>(dst));
+    case ElementType::fp16:
+      return store_row_of(src, n, static_cast<fp16_t*>(dst));
+    case ElementType::e4m3: {
+      uint8_t* codes = static_cast<uint8_t*>(dst);
+      for (int64_t i = 0; i < n; ++i) codes[i] = e4m3_code(src[i]);
+      return;
+    }
+  }
+}
+
+// f32 pointer to a row: the row itself where it is f32, else converted into `room`.
+SGL_INLINE const float* row_as_f32(const void* src, ElementType type, int64_t n, float* room) {
+  if (type == ElementType::f32) return static_cast<const float*>(src);
+  load_row(src, type, n, room);
+  return room;
+}
+
+// x * (1 / sqrt(mean(x^2) + eps)) * weight in place; each step rounded to f32.
+static inline void rms_norm_row(float* x, const float* weight, int64_t n, float eps) {
+  Vec sums[4] = {zero(), zero(), zero(), zero()};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    for (int j = 0; j < 4; ++j) {
+      const Vec v = load(x + i + j * kLanes);
+      sums[j] = fma(v, v, sums[j]);
+    }
+  }
+  for (; i + kLanes <= n; i += kLanes) {
+    const Vec v = load(x + i);
+    sums[0] = fma(v, v, sums[0]);
+  }
+  if (i < n) {
+    const Vec v = load_first(x + i, n - i);
+    sums[1] = fma(v, v, sums[1]);
+  }
+  const float sum = reduce_add(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+  const float mean_square = sum / static_cast<float>(n) + eps;
+  const Vec factor = set1(1.f / __builtin_sqrtf(mean_square));
+  for (i = 0; i + kLanes <= n; i += kLanes) {
+    store(x + i, mul(mul(load(x + i), factor), load(weight + i)));
+  }
+  if (i < n) {
+    const Vec v = mul(mul(load_first(x + i, n - i), factor), load_first(weight + i, n - i));
+    store_first(x + i, v, n - i);
+  }
+}
+
+}  // namespace SGL_TIER
+}  // namespace sgl_kernel

@@ -1,0 +1,107 @@
+// What the bindings share besides the checks: scratch, element types, indices.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "packing.h"
+#include "rows.h"
+#include "torch_checks.h"
+
+namespace sgl_kernel {
+
+// Memory of the calling thread, 64-byte aligned: grows to the largest call seen, and is reused.
+// Each Purpose has its own.
+template <typename Purpose>
+void* thread_buffer(int64_t bytes) {
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  static thread_local std::unique_ptr<void, Free> buffer;
+  static thread_local int64_t capacity = 0;
+  if (capacity < bytes) {
+    const int64_t rounded = round_up(bytes, 4096);
+    buffer.reset();
+    capacity = 0;
+    buffer.reset(std::aligned_alloc(64, static_cast<size_t>(rounded)));
+    if (buffer == nullptr) throw std::bad_alloc();
+    capacity = rounded;
+  }
+  return buffer.get();
+}
+
+struct RowScratch;
+inline float* row_scratch(int64_t floats) {
+  return static_cast<float*>(thread_buffer<RowScratch>(floats * 4));
+}
+
+inline ElementType element_type(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::BFloat16:
+      return ElementType::bf16;
+    case ScalarType::Half:
+      return ElementType::fp16;
+    case ScalarType::Float8_e4m3fn:
+      return ElementType::e4m3;
+    default:
+      return ElementType::f32;
+  }
+}
+
+inline void check_float_dtype(const Checker& check, const Tensor& t, const char* argument) {
+  check.dense_cpu(t, argument);
+  check.dtype(t, argument, {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half});
+}
+
+inline void check_float_out_dtype(const Checker& check, ScalarType dtype) {
+  if (dtype != ScalarType::Float && dtype != ScalarType::BFloat16 && dtype != ScalarType::Half) {
+    check.fail("out_dtype", "float32, bfloat16 or float16", dtype_name(dtype));
+  }
+}
+
+// A 1-D int64 or int32 tensor as int64, each element checked to be in [0, limit).
+class Indices {
+ public:
+  Indices(const Checker& check, const Tensor& t, const char* argument, int64_t count,
+          const char* count_of, int64_t limit, const char* limit_of) {
+    check.dense_cpu(t, argument);
+    check.dtype(t, argument, {ScalarType::Long, ScalarType::Int});
+    check.rank(t, argument, 1, count_of);
+    check.size(t, argument, 0, count, count_of);
+    check.contiguous(t, argument);
+    if (t.scalar_type() == ScalarType::Long) {
+      data_ = static_cast<const int64_t*>(t.const_data_ptr());
+    } else {
+      const int32_t* narrow = static_cast<const int32_t*>(t.const_data_ptr());
+      owned_.assign(narrow, narrow + count);
+      data_ = owned_.data();
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      if (data_[i] < 0 || data_[i] >= limit) {
+        check.fail(argument,
+                   std::string("indices in [0, ") + std::to_string(limit) + ") (" + limit_of + ")",
+                   data_[i], " at ", i);
+      }
+    }
+  }
+  Indices(const Indices&) = delete;
+  Indices& operator=(const Indices&) = delete;
+
+  const int64_t* data() const { return data_; }
+  int64_t operator[](int64_t i) const { return data_[i]; }
+
+ private:
+  const int64_t* data_ = nullptr;
+  std::vector<int64_t> owned_;
+};
+
+// A thread should have at least this many elements; starting one costs a few microseconds.
+constexpr int64_t kMinElementsPerThread = int64_t{1} << 14;
+
+inline int64_t row_grain(int64_t elements_a_row) {
+  return max_i64(1, kMinElementsPerThread / max_i64(1, elements_a_row));
+}
+
+}  // namespace sgl_kernel

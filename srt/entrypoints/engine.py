@@ -1,6 +1,8 @@
 """The runtime as a Python object."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -8,15 +10,16 @@ from typing import Any
 import torch
 
 from srt.configs.model_config import ModelConfig
-from srt.entrypoints.outputs import GenerateChunk, GenerateOutput
+from srt.entrypoints.chunk_stream import ChunkRouter, ChunkStream
+from srt.entrypoints.outputs import GenerateChunk
+from srt.entrypoints.request_builder import RequestBuilder
 from srt.errors import RequestError
-from srt.managers.schedule_batch import Req
 from srt.managers.scheduler import Scheduler
-from srt.managers.tokenizer import Message, encode, encode_chat, load_tokenizer
+from srt.managers.tokenizer import Message, load_tokenizer
+from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION
 from srt.model_executor.cpu_graph_runner import default_batch_sizes
 from srt.model_executor.model_runner import ModelRunner
 from srt.model_loader.hub import resolve_model
-from srt.sampling.detokenizer import IncrementalDetokenizer
 from srt.sampling.sampling_params import SamplingParams
 
 
@@ -31,7 +34,9 @@ class Engine:
         context_length: Longest sequence, prompt and output together; None for the model's own
             limit.
         max_running_requests: Most requests decoded together; further ones wait.
-        max_total_tokens: Tokens that the KV cache holds; None chooses by the free memory.
+        max_total_tokens: Tokens that the KV cache holds; None chooses by `mem_fraction`.
+        mem_fraction: Share of the memory that is free after loading which the KV cache may take.
+        enable_radix_cache: Keep keys and values of ended requests for those with the same prefix.
         chunked_prefill_size: Most prompt tokens of one forward pass; longer prompts take several.
         enable_graph: Decode through torch.compile; compiling takes from seconds to minutes at
             start.
@@ -53,7 +58,9 @@ class Engine:
         context_length: int | None = None,
         max_running_requests: int = 32,
         max_total_tokens: int | None = None,
-        chunked_prefill_size: int = 2048,
+        mem_fraction: float = DEFAULT_MEM_FRACTION,
+        enable_radix_cache: bool = True,
+        chunked_prefill_size: int = 512,
         enable_graph: bool = False,
         graph_batch_sizes: Sequence[int] | None = None,
         num_threads: int | None = None,
@@ -74,15 +81,20 @@ class Engine:
             resolve_model(model_path, revision, progress=progress), dtype, context_length
         )
         self.tokenizer: Any | None = load_tokenizer(self.model_config.path)
-        self._chunked_prefill_size = chunked_prefill_size
         batch_sizes = graph_batch_sizes or default_batch_sizes(max_running_requests)
         self._runner: ModelRunner | None = ModelRunner(
             self.model_config,
             max_running_requests=max_running_requests,
             max_total_tokens=max_total_tokens,
+            mem_fraction=mem_fraction,
             graph_batch_sizes=batch_sizes if enable_graph else (),
             progress=progress,
         )
+        self._router: ChunkRouter | None = ChunkRouter(
+            Scheduler(self._runner, chunked_prefill_size, enable_radix_cache=enable_radix_cache)
+        )
+        self._builder = RequestBuilder(self.model_config, self.tokenizer)
+        self._rids = itertools.count()
 
     @property
     def model_runner(self) -> ModelRunner:
@@ -94,6 +106,15 @@ class Engine:
         if self._runner is None:
             raise RuntimeError("the engine is shut down")
         return self._runner
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The running requests and their cache.
+
+        Raises:
+            RuntimeError: The engine is shut down.
+        """
+        return self._live_router().scheduler
 
     @property
     def has_chat_template(self) -> bool:
@@ -128,7 +149,7 @@ class Engine:
         Raises:
             RequestError: An input cannot be served; nothing has been generated then.
         """
-        batch, is_single = self._token_ids(prompt, messages, input_ids)
+        batch, is_single = self._builder.token_ids(prompt, messages, input_ids)
         params = sampling_params or SamplingParams()
         all_params = [params] * len(batch) if isinstance(params, SamplingParams) else list(params)
         if len(all_params) != len(batch):
@@ -136,19 +157,70 @@ class Engine:
                 f"sampling_params: expected one or {len(batch)}, found {len(all_params)}"
             )
         reqs = [
-            self._make_req(i, *pair) for i, pair in enumerate(zip(batch, all_params, strict=True))
+            self._builder.make_req(f"generate-{next(self._rids)}", f"request {i}", ids, own)
+            for i, (ids, own) in enumerate(zip(batch, all_params, strict=True))
         ]
-        scheduler = Scheduler(self.model_runner, self._chunked_prefill_size)
-        scheduler.add(reqs)
-        chunks = _run(scheduler)
+        chunks = ChunkStream(self._live_router(), reqs)
         if stream:
             return chunks
-        outputs = {chunk.index: chunk.output for chunk in chunks if chunk.output is not None}
+        with closing(chunks):
+            outputs = {chunk.index: chunk.output for chunk in chunks if chunk.output is not None}
         return outputs[0] if is_single else [outputs[i] for i in range(len(reqs))]
+
+    def add_request(
+        self,
+        rid: str,
+        prompt: str | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        input_ids: Sequence[int] | None = None,
+    ) -> None:
+        """Queues one request, for :meth:`step` to run with the others. May be called from any
+        thread.
+
+        Args:
+            rid: A name that no running request has; its chunks carry it.
+            prompt: As for :meth:`generate`, a single one; likewise the others.
+
+        Raises:
+            RequestError: The input cannot be served.
+        """
+        (ids,), is_single = self._builder.token_ids(prompt, messages, input_ids)
+        if not is_single:
+            raise RequestError(f"request {rid}: expected a single input, found a list")
+        req = self._builder.make_req(
+            rid, f"request {rid}", ids, sampling_params or SamplingParams()
+        )
+        self.scheduler.add([req])
+
+    def step(self) -> list[GenerateChunk]:
+        """At most one forward pass over all requests; returns the new chunks of those that
+        :meth:`add_request` queued.
+        """
+        router = self._live_router()
+        router.pump()
+        return router.take_unclaimed()
+
+    def abort(self, rid: str) -> None:
+        """Ends a request that :meth:`add_request` queued; its last chunk comes with the next step.
+        May be called from any thread; nothing happens if there is no such request.
+        """
+        self.scheduler.abort([rid])
+
+    @property
+    def has_work(self) -> bool:
+        """Whether :meth:`step` has something to do."""
+        return self.scheduler.has_work
 
     def shutdown(self) -> None:
         """Gives model and cache back to the system; the engine cannot be used afterwards."""
-        self._runner = None
+        self._runner = self._router = None
+
+    def _live_router(self) -> ChunkRouter:
+        if self._router is None:
+            raise RuntimeError("the engine is shut down")
+        return self._router
 
     def __enter__(self) -> "Engine":
         return self
@@ -160,67 +232,3 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         self.shutdown()
-
-    def _token_ids(
-        self,
-        prompt: str | Sequence[str] | None,
-        messages: Sequence[Any] | None,
-        input_ids: Sequence[Any] | None,
-    ) -> tuple[list[list[int]], bool]:
-        """Token ids of every input, and whether a single one was given."""
-        given = {"prompt": prompt, "messages": messages, "input_ids": input_ids}
-        names = [name for name, value in given.items() if value is not None]
-        if len(names) != 1:
-            raise RequestError(
-                "expected one of prompt, messages and input_ids, "
-                f"found {' and '.join(names) or 'none'}"
-            )
-        if input_ids is not None:
-            is_single = not input_ids or not isinstance(input_ids[0], Sequence)
-            return [list(ids) for ids in ([input_ids] if is_single else input_ids)], is_single
-        if self.tokenizer is None:
-            raise RequestError(f"{self.model_config.path} has no tokenizer; give input_ids")
-        if prompt is not None:
-            texts = [prompt] if isinstance(prompt, str) else prompt
-            return [encode(self.tokenizer, text) for text in texts], isinstance(prompt, str)
-        assert messages is not None
-        is_single = not messages or isinstance(messages[0], dict)
-        conversations = [messages] if is_single else messages
-        return [
-            encode_chat(self.tokenizer, conversation) for conversation in conversations
-        ], is_single
-
-    def _make_req(self, index: int, ids: list[int], params: SamplingParams) -> Req:
-        config = self.model_config
-        if not ids:
-            raise RequestError(f"request {index}: the prompt is empty")
-        for token in ids:
-            if not isinstance(token, int) or not 0 <= token < config.vocab_size:
-                raise RequestError(
-                    f"request {index}: expected token ids from 0 to {config.vocab_size - 1}, "
-                    f"found {token!r}"
-                )
-        room = config.context_length - len(ids)
-        if room < 1:
-            raise RequestError(
-                f"request {index}: a prompt of {len(ids)} tokens leaves no room to generate in "
-                f"a context of {config.context_length}"
-            )
-        if params.stop and self.tokenizer is None:
-            raise RequestError(f"request {index}: stop texts need a tokenizer; give stop_token_ids")
-        detokenizer = None
-        if self.tokenizer is not None:
-            detokenizer = IncrementalDetokenizer(self.tokenizer, ids, params.stop)
-        return Req(index, ids, params, detokenizer, min(params.max_new_tokens, room))
-
-
-def _run(scheduler: Scheduler) -> Iterator[GenerateChunk]:
-    """Chunks of all requests until they end; gives their cache back if the caller stops reading."""
-    try:
-        while scheduler.has_work:
-            for event in scheduler.step():
-                ended = event.req.finish_reason is not None
-                output = GenerateOutput.from_req(event.req) if ended else None
-                yield GenerateChunk(event.req.index, event.token_id, event.text, output)
-    finally:
-        scheduler.abort()

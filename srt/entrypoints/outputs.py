@@ -3,7 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from srt.managers.schedule_batch import Req
+from srt.managers.schedule_batch import Req, RequestId
+from srt.managers.scheduler import TokenEvent
+from srt.sampling.logprobs import TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -14,22 +16,30 @@ class GenerateOutput:
         text: The generated text, without stop texts and special tokens; empty if the checkpoint has
             no tokenizer.
         token_ids: All generated tokens, the one that ended the generation included.
-        finish_reason: `stop` or `length`.
-        matched_stop: The token id or stop text that ended it; None for `length`.
+        finish_reason: `stop`, `length` or `abort`.
+        matched_stop: The token id or stop text that ended it; None for the others.
+        error: Why it failed (`abort`), or None.
         prompt_tokens: Tokens of the prompt.
+        cached_tokens: Those of them whose keys and values an earlier request had left.
         completion_tokens: Tokens generated.
         prefill_seconds: From the start of its prefill to its first token.
         decode_seconds: From its first token to its last.
+        logprobs: Of each generated token, if asked for; else None.
+        prompt_logprobs: Of each prompt token, if asked for; else None. The first is None.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
     matched_stop: int | str | None
+    error: str | None
     prompt_tokens: int
+    cached_tokens: int
     completion_tokens: int
     prefill_seconds: float
     decode_seconds: float
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     @classmethod
     def from_req(cls, req: Req) -> "GenerateOutput":
@@ -40,16 +50,24 @@ class GenerateOutput:
             token_ids=tuple(req.output_ids),
             finish_reason=req.finish_reason.value,
             matched_stop=req.matched_stop,
+            error=None if req.error is None else str(req.error),
             prompt_tokens=len(req.prompt_ids),
+            cached_tokens=req.cached_tokens,
             completion_tokens=len(req.output_ids),
-            prefill_seconds=req.first_token_at - req.started_at,
-            decode_seconds=req.finished_at - req.first_token_at,
+            prefill_seconds=max(0.0, req.first_token_at - req.started_at),
+            decode_seconds=req.finished_at - req.first_token_at if req.output_ids else 0.0,
+            logprobs=tuple(req.logprobs) if req.params.return_logprob else None,
+            prompt_logprobs=(
+                tuple(req.prompt_logprobs) if req.params.return_prompt_logprob else None
+            ),
         )
 
     @property
-    def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens a second until the first token."""
-        return self.prompt_tokens / self.prefill_seconds
+    def prefill_tokens_per_second(self) -> float | None:
+        """Prompt tokens a second until the first token, cached ones included; None if there was
+        none.
+        """
+        return self.prompt_tokens / self.prefill_seconds if self.completion_tokens else None
 
     @property
     def decode_tokens_per_second(self) -> float | None:
@@ -71,14 +89,32 @@ class GenerateChunk:
     """What one new token of a streamed generation brings.
 
     Attributes:
+        rid: The request's name.
         index: Which of the call's requests it belongs to.
-        token_id: The token.
+        token_id: The token; None with the last chunk of a request that was aborted.
         text: Text that follows what was sent before; empty while a character or a possible stop
             text is incomplete.
+        logprob: The token's log-probability, if asked for.
         output: The whole result, with a request's last chunk.
     """
 
+    rid: RequestId
     index: int
-    token_id: int
+    token_id: int | None
     text: str
+    logprob: TokenLogprob | None
     output: GenerateOutput | None
+
+    @classmethod
+    def from_event(cls, event: TokenEvent, index: int) -> "GenerateChunk":
+        """What a token event brings to the caller that knows the request by `index`."""
+        req = event.req
+        has_logprob = req.params.return_logprob and event.token_id is not None
+        return cls(
+            rid=req.rid,
+            index=index,
+            token_id=event.token_id,
+            text=event.text,
+            logprob=req.logprobs[-1] if has_logprob else None,
+            output=None if req.finish_reason is None else GenerateOutput.from_req(req),
+        )

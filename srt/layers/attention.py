@@ -19,7 +19,8 @@ _MAX_SCORES = 1 << 24
 _library = torch.library.Library("srt", "DEF")
 _library.define(
     "attention(Tensor q, Tensor k, Tensor? v, Tensor(a!) k_cache, Tensor(b!)? v_cache, "
-    "Tensor out_cache_loc, Tensor cache_starts, Tensor seq_lens, Tensor extend_lens, "
+    "Tensor out_cache_loc, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, "
+    "Tensor extend_seq_lens, "
     "float scale, int v_head_dim, int? sliding_window) -> Tensor"
 )
 
@@ -31,9 +32,10 @@ def attention(
     k_cache: Tensor,
     v_cache: Tensor | None,
     out_cache_loc: Tensor,
-    cache_starts: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
     seq_lens: Tensor,
-    extend_lens: Tensor,
+    extend_seq_lens: Tensor,
     scale: float,
     v_head_dim: int,
     sliding_window: int | None,
@@ -49,9 +51,10 @@ def attention(
         k_cache: `[slots, num_kv_heads, head_dim]`, written at `out_cache_loc`.
         v_cache: `[slots, num_kv_heads, v_head_dim]`, or None as `v` is.
         out_cache_loc: As the rest, see :class:`ForwardBatch`.
-        cache_starts: `[B]`.
-        seq_lens: `[B]`; a row of length 0 is padding and gives zeros.
-        extend_lens: `[B]`.
+        req_to_token: `[rows, max_context_len]` int32.
+        req_pool_indices: `[B]`.
+        seq_lens: `[B]`.
+        extend_seq_lens: `[B]`.
         scale: Factor of the scores before the softmax.
         v_head_dim: Size of a value.
         sliding_window: Tokens that a token sees, itself included; None for all.
@@ -64,22 +67,18 @@ def attention(
         v_cache = k_cache.narrow(2, 0, v_head_dim)
     else:
         v_cache.index_copy_(0, out_cache_loc, v)
-    rows = zip(cache_starts.tolist(), seq_lens.tolist(), extend_lens.tolist(), strict=True)
+    rows = zip(req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True)
     outputs = []
     first = 0
-    for start, seq_len, extend_len in rows:
+    for row, seq_len, extend_len in rows:
         queries = q.narrow(0, first, extend_len)
         first += extend_len
-        if seq_len == 0:
-            outputs.append(q.new_zeros(extend_len, q.shape[1], v_head_dim))
-            continue
-        if sliding_window is not None:
-            # What the pass's first query does not see, none does.
-            hidden = max(0, seq_len - extend_len + 1 - sliding_window)
-            start, seq_len = start + hidden, seq_len - hidden
-        # [1, num_kv_heads, seq_len, head_dim]
-        keys = k_cache.narrow(0, start, seq_len).transpose(0, 1).unsqueeze(0)
-        values = v_cache.narrow(0, start, seq_len).transpose(0, 1).unsqueeze(0)
+        # What the pass's first query does not see, none does.
+        hidden = 0 if sliding_window is None else max(0, seq_len - extend_len + 1 - sliding_window)
+        slots = req_to_token[row, hidden:seq_len]
+        # [1, num_kv_heads, seq_len - hidden, head_dim]
+        keys = k_cache.index_select(0, slots).transpose(0, 1).unsqueeze(0)
+        values = v_cache.index_select(0, slots).transpose(0, 1).unsqueeze(0)
         if extend_len == 1:
             outputs.append(_decode(queries, keys, values, scale))
         else:
@@ -141,9 +140,10 @@ def _attention_fake(
     k_cache: Tensor,
     v_cache: Tensor | None,
     out_cache_loc: Tensor,
-    cache_starts: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
     seq_lens: Tensor,
-    extend_lens: Tensor,
+    extend_seq_lens: Tensor,
     scale: float,
     v_head_dim: int,
     sliding_window: int | None,
@@ -211,9 +211,10 @@ class RadixAttention(nn.Module):
             k_cache,
             v_cache,
             forward_batch.out_cache_loc,
-            forward_batch.cache_starts,
+            forward_batch.req_to_token,
+            forward_batch.req_pool_indices,
             forward_batch.seq_lens,
-            forward_batch.extend_lens,
+            forward_batch.extend_seq_lens,
             self.scale,
             self.v_head_dim,
             self.sliding_window,

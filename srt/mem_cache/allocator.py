@@ -7,6 +7,7 @@ import numpy.typing as npt
 PADDING_SLOT = 0
 
 SlotArray = npt.NDArray[np.int32]
+NO_SLOTS: SlotArray = np.empty(0, dtype=np.int32)
 
 
 class TokenToKVPoolAllocator:

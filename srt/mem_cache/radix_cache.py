@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from srt.mem_cache.allocator import SlotArray
+from srt.mem_cache.allocator import NO_SLOTS, SlotArray
 
 TokenArray = npt.NDArray[np.int32]
-_NO_SLOTS: SlotArray = np.empty(0, dtype=np.int32)
 
 
 @dataclass(eq=False)
@@ -48,7 +47,7 @@ class RadixCache:
     """
 
     def __init__(self) -> None:
-        self.root = TreeNode(np.empty(0, dtype=np.int32), _NO_SLOTS, None)
+        self.root = TreeNode(np.empty(0, dtype=np.int32), NO_SLOTS, None)
         self.evictable_size = 0
         self.protected_size = 0
         self._clock = 0
@@ -68,13 +67,13 @@ class RadixCache:
             child = node.children.get(int(key[done]))
             if child is None:
                 break
-            length = _common_length(child.key, key[done:])
+            length = common_length(child.key, key[done:])
             if length < len(child.key):
                 child = self._split(child, length)
             self._touch(child)
             values.append(child.value)
             node, done = child, done + length
-        return (np.concatenate(values) if values else _NO_SLOTS), node
+        return (np.concatenate(values) if values else NO_SLOTS), node
 
     def insert(self, key: TokenArray, value: SlotArray) -> tuple[int, TreeNode]:
         """Adds a prefix with the slots of its tokens.
@@ -142,7 +141,7 @@ class RadixCache:
             del parent.children[int(node.key[0])]
             node.parent = None
             self._offer(parent)
-        return np.concatenate(freed) if freed else _NO_SLOTS
+        return np.concatenate(freed) if freed else NO_SLOTS
 
     def reset(self) -> SlotArray:
         """Drops everything that nothing locks; returns its slots."""
@@ -193,7 +192,7 @@ def _is_evictable_leaf(node: TreeNode) -> bool:
     return node.parent is not None and not node.children and node.lock_ref == 0
 
 
-def _common_length(a: TokenArray, b: TokenArray) -> int:
+def common_length(a: TokenArray, b: TokenArray) -> int:
     """Leading tokens that are the same."""
     length = min(len(a), len(b))
     different = a[:length] != b[:length]

@@ -1,7 +1,7 @@
 """Compiled decode: the model through `torch.compile`, once for each captured batch size.
 
 Every shape in a captured batch is fixed, so nothing is compiled after `capture`: a smaller batch is
-padded up with rows that have no tokens, and attention, whose work depends on the lengths of the
+padded up with rows of padding, and attention, whose work depends on the lengths of the
 requests, is an opaque operator. Tracing needs the fake kernel (result's shape and dtype) of every
 operator, which `capture` checks first.
 """
@@ -10,8 +10,6 @@ import sys
 import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import Any
 
 import torch
 from packaging.version import Version
@@ -19,8 +17,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from srt.errors import SrtError
-from srt.mem_cache.memory_pool import PADDING_SLOT, TokenToKVPool
-from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from srt.model_executor.decode_buffers import DecodeBuffers
+from srt.model_executor.forward_batch_info import ForwardBatch
 
 # Older inductors fail on fused code that rounds as separate operators would.
 MIN_TORCH = "2.13"
@@ -55,15 +53,15 @@ class CPUGraphRunner:
 
     Args:
         model: A loaded model.
-        kv_pool: The cache that its batches refer to.
+        buffers: Where its batches are.
         batch_sizes: Batch sizes to compile.
     """
 
     def __init__(
-        self, model: nn.Module, kv_pool: TokenToKVPool, batch_sizes: Sequence[int]
+        self, model: nn.Module, buffers: DecodeBuffers, batch_sizes: Sequence[int]
     ) -> None:
         self.batch_sizes = sorted(set(batch_sizes))
-        self._kv_pool = kv_pool
+        self._buffers = buffers
         # Fused code rounds to 16 bits where separate operators would, so that it gives the same
         # logits.
         self._compiled = torch.compile(
@@ -100,22 +98,17 @@ class CPUGraphRunner:
             # The bfloat16 token table feeds float16 layers, which inductor handles but remarks on.
             warnings.filterwarnings("ignore", message="bf16 and fp16 are mixed")
             for size in bar:
-                self._run(_padding(size, self._kv_pool))
+                self.replay(self._buffers.fill([], [], [], size))
 
-    def can_run(self, batch: ForwardBatch) -> bool:
-        """Whether the batch fits into a captured size."""
-        return batch.input_ids.numel() <= self.batch_sizes[-1]
+    def padded_size(self, count: int) -> int | None:
+        """The captured size that `count` requests run at; None if they are too many."""
+        if count > self.batch_sizes[-1]:
+            return None
+        return self.batch_sizes[bisect_left(self.batch_sizes, count)]
 
     @torch.inference_mode()
     def replay(self, batch: ForwardBatch) -> Tensor:
-        """Logits `[B, vocab_size]` of a decode batch, computed at the next captured size."""
-        count = batch.input_ids.numel()
-        size = self.batch_sizes[bisect_left(self.batch_sizes, count)]
-        if size != count:
-            batch = _pad(batch, size)
-        return self._run(batch)[:count]
-
-    def _run(self, batch: ForwardBatch) -> Tensor:
+        """Logits `[B, vocab_size]` of a batch of a captured size."""
         try:
             logits: Tensor = self._compiled(batch)
         except torch._dynamo.exc.BackendCompilerFailed as error:
@@ -125,34 +118,3 @@ class CPUGraphRunner:
                 ) from error
             raise
         return logits
-
-
-def _padding(size: int, kv_pool: TokenToKVPool) -> ForwardBatch:
-    """A decode batch of `size` rows without tokens."""
-
-    def full(value: int) -> Tensor:
-        # A tensor for each field: code that is compiled for inputs that are one tensor would be
-        # compiled again for those of a request, which are not.
-        return torch.full((size,), value, dtype=torch.int64)
-
-    return ForwardBatch(
-        forward_mode=ForwardMode.DECODE,
-        input_ids=full(0),
-        positions=full(0),
-        out_cache_loc=full(PADDING_SLOT),
-        cache_starts=full(PADDING_SLOT),
-        seq_lens=full(0),
-        extend_lens=full(1),
-        kv_pool=kv_pool,
-    )
-
-
-def _pad(batch: ForwardBatch, size: int) -> ForwardBatch:
-    """`batch` followed by rows without tokens, up to `size` rows."""
-    padding = _padding(size - batch.input_ids.numel(), batch.kv_pool)
-    padded: dict[str, Any] = {
-        field.name: torch.cat([getattr(batch, field.name), getattr(padding, field.name)])
-        for field in fields(ForwardBatch)
-        if isinstance(getattr(batch, field.name), Tensor)
-    }
-    return replace(batch, **padded)

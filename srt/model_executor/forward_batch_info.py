@@ -20,16 +20,23 @@ class ForwardMode(Enum):
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """One forward pass over T tokens of B requests; all tensors are int64 on the CPU.
+    """One forward pass over T tokens of B requests; tensors are int64 on the CPU unless noted.
+
+    A padding row of a decode pass is a request of one token in row PADDING_REQUEST and slot
+    PADDING_SLOT.
 
     Attributes:
         forward_mode: EXTEND or DECODE.
         input_ids: `[T]`, the tokens of the requests one after another.
         positions: `[T]`, the place of each token in its request.
         out_cache_loc: `[T]`, the cache slot that each token's key and value go to.
-        cache_starts: `[B]`, the slot of each request's first token.
-        seq_lens: `[B]`, tokens of each request including those of this pass; 0 for a padding row.
-        extend_lens: `[B]`, tokens of each request in this pass; they add up to T.
+        req_to_token: `[rows, max_context_len]` int32, the slot of each token of each request.
+        req_pool_indices: `[B]`, each request's row of `req_to_token`.
+        seq_lens: `[B]`, tokens of each request including those of this pass.
+        extend_seq_lens: `[B]`, tokens of each request in this pass; they add up to T.
+        extend_start_loc: `[B]`, the index within T of each request's first token.
+        max_extend_len: The largest of `extend_seq_lens`.
+        logits_indices: `[L]`, the indices within T whose logits are wanted, rising.
         kv_pool: The cache.
     """
 
@@ -37,13 +44,11 @@ class ForwardBatch:
     input_ids: Tensor
     positions: Tensor
     out_cache_loc: Tensor
-    cache_starts: Tensor
+    req_to_token: Tensor
+    req_pool_indices: Tensor
     seq_lens: Tensor
-    extend_lens: Tensor
+    extend_seq_lens: Tensor
+    extend_start_loc: Tensor
+    max_extend_len: int
+    logits_indices: Tensor
     kv_pool: TokenToKVPool
-
-    def last_token_indices(self) -> Tensor:
-        """`[B]`, the index within T of each request's last token, whose output predicts the next
-        one.
-        """
-        return self.extend_lens.cumsum(0) - 1

@@ -3,20 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from srt.configs.model_config import ModelConfig
-from srt.errors import RequestError
-from srt.mem_cache.memory_pool import ContiguousSlotAllocator, TokenToKVPool
+from srt.mem_cache.allocator import TokenToKVPoolAllocator
+from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION, choose_cache_size
+from srt.mem_cache.memory_pool import TokenToKVPool
+from srt.mem_cache.req_to_token_pool import ReqToTokenPool
 from srt.model_executor.cpu_graph_runner import CPUGraphRunner
+from srt.model_executor.decode_buffers import DecodeBuffers
 from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from srt.model_loader.loader import load_model
 from srt.utils.host_memory import read_host_memory
-
-# Share of the memory that is free after loading which the KV cache may take when its size is not
-# given.
-_KV_MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -26,21 +27,15 @@ class ExtendInput:
     Attributes:
         token_ids: The tokens to compute, at least one.
         prefix_len: Tokens of the request that the cache holds already.
-        cache_start: The request's first cache slot.
+        req_pool_idx: The request's row of the request table, where the slots of all its tokens up
+            to the last of these are written.
+        all_logits: Return logits after each of the tokens, not only after the last.
     """
 
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] | npt.NDArray[np.int32]
     prefix_len: int
-    cache_start: int
-
-
-@dataclass(frozen=True)
-class DecodeInput:
-    """The last token of one request for a DECODE pass; `position` is its place in the request."""
-
-    token_id: int
-    position: int
-    cache_start: int
+    req_pool_idx: int
+    all_logits: bool = False
 
 
 class ModelRunner:
@@ -49,8 +44,8 @@ class ModelRunner:
     Args:
         config: The model's configuration.
         max_running_requests: Most requests in one decode pass.
-        max_total_tokens: Size of the KV cache; None lets it hold `max_running_requests` of full
-            length if half of the free memory allows that, and as many tokens as fit there if not.
+        max_total_tokens: Size of the KV cache; None chooses it by `mem_fraction`.
+        mem_fraction: Share of the memory that is free after loading which the KV cache may take.
         graph_batch_sizes: Decode batch sizes to compile; empty for none.
         progress: Show progress bars.
 
@@ -64,19 +59,30 @@ class ModelRunner:
         *,
         max_running_requests: int = 32,
         max_total_tokens: int | None = None,
+        mem_fraction: float = DEFAULT_MEM_FRACTION,
         graph_batch_sizes: Sequence[int] = (),
         progress: bool = True,
     ) -> None:
         self.config = config
         self.model: nn.Module = load_model(config, progress=progress)
-        if max_total_tokens is None:
-            max_total_tokens = _default_cache_size(config, max_running_requests)
+        size = choose_cache_size(
+            config.kv_layout.bytes_per_token(config.dtype.itemsize),
+            wanted=config.context_length * max_running_requests,
+            max_total_tokens=max_total_tokens,
+            mem_fraction=mem_fraction,
+            available=read_host_memory().available,
+        )
         self.max_running_requests = max_running_requests
-        self.kv_pool = TokenToKVPool(max_total_tokens, config.kv_layout, config.dtype)
-        self.allocator = ContiguousSlotAllocator(max_total_tokens)
+        self.kv_pool = TokenToKVPool(size, config.kv_layout, config.dtype)
+        self.allocator = TokenToKVPoolAllocator(size)
+        self.req_to_token_pool = ReqToTokenPool(max_running_requests, config.context_length)
+        sizes = sorted(set(graph_batch_sizes))
+        self._buffers = DecodeBuffers(
+            max(max_running_requests, *sizes, 1), self.req_to_token_pool, self.kv_pool
+        )
         self.graph_runner: CPUGraphRunner | None = None
-        if graph_batch_sizes:
-            self.graph_runner = CPUGraphRunner(self.model, self.kv_pool, graph_batch_sizes)
+        if sizes:
+            self.graph_runner = CPUGraphRunner(self.model, self._buffers, sizes)
             self.graph_runner.capture(progress=progress)
 
     @torch.inference_mode()
@@ -84,60 +90,68 @@ class ModelRunner:
         """Computes prompt tokens into the cache.
 
         Returns:
-            Logits `[B, vocab_size]`, float32, after the last token of each request's part.
+            Logits `[L, vocab_size]`, float32, after the last token of each request's part, or after
+            each of its tokens where `all_logits` asks for them.
         """
-        input_ids: list[int] = []
-        positions: list[Tensor] = []
-        locations: list[Tensor] = []
-        for request in inputs:
-            input_ids += request.token_ids
-            own = torch.arange(request.prefix_len, request.prefix_len + len(request.token_ids))
-            positions.append(own)
-            locations.append(own + request.cache_start)
+        table = self.req_to_token_pool.table
+        lengths = [len(part.token_ids) for part in inputs]
+        ends = [part.prefix_len + n for part, n in zip(inputs, lengths, strict=True)]
+        starts = np.cumsum([0, *lengths[:-1]])
+        positions = np.concatenate(
+            [np.arange(p.prefix_len, end) for p, end in zip(inputs, ends, strict=True)]
+        )
+        locations = np.concatenate(
+            [table[p.req_pool_idx, p.prefix_len : end] for p, end in zip(inputs, ends, strict=True)]
+        )
+        wanted = np.concatenate(
+            [
+                np.arange(start if part.all_logits else start + n - 1, start + n)
+                for part, start, n in zip(inputs, starts, lengths, strict=True)
+            ]
+        )
         batch = ForwardBatch(
             forward_mode=ForwardMode.EXTEND,
-            input_ids=torch.tensor(input_ids),
-            positions=torch.cat(positions),
-            out_cache_loc=torch.cat(locations),
-            cache_starts=torch.tensor([r.cache_start for r in inputs]),
-            seq_lens=torch.tensor([r.prefix_len + len(r.token_ids) for r in inputs]),
-            extend_lens=torch.tensor([len(r.token_ids) for r in inputs]),
+            input_ids=_int64(np.concatenate([part.token_ids for part in inputs])),
+            positions=_int64(positions),
+            out_cache_loc=_int64(locations),
+            req_to_token=self.req_to_token_pool.req_to_token,
+            req_pool_indices=torch.tensor([part.req_pool_idx for part in inputs]),
+            seq_lens=torch.tensor(ends),
+            extend_seq_lens=torch.tensor(lengths),
+            extend_start_loc=_int64(starts),
+            max_extend_len=max(lengths),
+            logits_indices=_int64(wanted),
             kv_pool=self.kv_pool,
         )
-        return self.model(batch)
+        logits: Tensor = self.model(batch)
+        return logits
 
     @torch.inference_mode()
-    def decode(self, inputs: Sequence[DecodeInput]) -> Tensor:
-        """Computes one token of each request; returns logits `[B, vocab_size]`, float32, of the
-        next.
+    def decode(
+        self, token_ids: Sequence[int], req_pool_indices: Sequence[int], seq_lens: Sequence[int]
+    ) -> Tensor:
+        """Computes one token of each request.
+
+        Args:
+            token_ids: The tokens.
+            req_pool_indices: Each request's row of the request table, where the slots of its tokens
+                are written, this one's included.
+            seq_lens: Tokens of each request, this one included.
+
+        Returns:
+            Logits `[B, vocab_size]`, float32, of the next token.
         """
-        positions = torch.tensor([r.position for r in inputs])
-        cache_starts = torch.tensor([r.cache_start for r in inputs])
-        batch = ForwardBatch(
-            forward_mode=ForwardMode.DECODE,
-            input_ids=torch.tensor([r.token_id for r in inputs]),
-            positions=positions,
-            out_cache_loc=cache_starts + positions,
-            cache_starts=cache_starts,
-            seq_lens=positions + 1,
-            extend_lens=torch.ones_like(positions),
-            kv_pool=self.kv_pool,
+        count = len(token_ids)
+        if self.graph_runner is not None:
+            size = self.graph_runner.padded_size(count)
+            if size is not None:
+                batch = self._buffers.fill(token_ids, req_pool_indices, seq_lens, size)
+                return self.graph_runner.replay(batch)[:count]
+        logits: Tensor = self.model(
+            self._buffers.fill(token_ids, req_pool_indices, seq_lens, count)
         )
-        if self.graph_runner is not None and self.graph_runner.can_run(batch):
-            return self.graph_runner.replay(batch)
-        return self.model(batch)
+        return logits
 
 
-def _default_cache_size(config: ModelConfig, max_running_requests: int) -> int:
-    """Tokens of the KV cache."""
-    wanted = config.context_length * max_running_requests
-    free = read_host_memory().available
-    if free is None:
-        return wanted
-    token = config.kv_layout.bytes_per_token(config.dtype.itemsize)
-    fitting = int(free * _KV_MEMORY_SHARE) // token
-    if fitting < 1:
-        raise RequestError(
-            f"no memory for a KV cache: {free} bytes are free, a token takes {token}"
-        )
-    return min(wanted, fitting)
+def _int64(array: npt.NDArray[np.integer]) -> Tensor:
+    return torch.from_numpy(array.astype(np.int64, copy=False))

@@ -155,8 +155,8 @@ class LlamaForCausalLM(nn.Module):
         return name.endswith(".rotary_emb.inv_freq") or (self.tied and name.startswith("lm_head."))
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Logits `[B, vocab_size]`, float32, of each request's last token."""
+        """Logits `[L, vocab_size]`, float32, after the tokens that `logits_indices` names."""
         hidden = self.model(batch)
         if batch.forward_mode is ForwardMode.EXTEND:
-            hidden = hidden.index_select(0, batch.last_token_indices())
+            hidden = hidden.index_select(0, batch.logits_indices)
         return self.lm_head(hidden)

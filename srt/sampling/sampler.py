@@ -5,8 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from srt.errors import SrtError
 from srt.sampling.sampling_params import SamplingParams
+
+# Candidates that are sorted at first for top-p: nearly always enough, and the whole vocabulary
+# takes milliseconds.
+_TOP_P_CANDIDATES = 256
 
 
 def make_generator(params: SamplingParams) -> torch.Generator:
@@ -23,7 +26,7 @@ def make_generator(params: SamplingParams) -> torch.Generator:
 
 def sample(
     logits: Tensor, params: Sequence[SamplingParams], generators: Sequence[torch.Generator]
-) -> list[int]:
+) -> list[int | None]:
     """The next token of each request.
 
     Args:
@@ -31,49 +34,65 @@ def sample(
         params: Sampling parameters of each row.
         generators: Random numbers of each row; a greedy row draws none.
 
-    Raises:
-        SrtError: A row has NaN or infinity.
+    Returns:
+        Token ids; None for a row with NaN or infinity, which has none.
     """
     largest, most_likely = logits.max(dim=-1)
+    tokens: list[int | None] = most_likely.tolist()
     # NaN is the largest of all to max, so that this sees every row that cannot be sampled.
-    if not largest.isfinite().all():
-        raise SrtError(
-            "logits are not finite: the activations left the range of their dtype; "
-            "run with dtype bfloat16, which has that of float32"
-        )
-    tokens: list[int] = most_likely.tolist()
+    finite = largest.isfinite()
+    all_finite = bool(finite.all())
     for row, (row_params, generator) in enumerate(zip(params, generators, strict=True)):
-        if not row_params.is_greedy:
+        if not all_finite and not finite[row]:
+            tokens[row] = None
+        elif not row_params.is_greedy:
             tokens[row] = _draw(logits[row], row_params, generator)
     return tokens
 
 
 def next_token_probs(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """The distribution that a token is drawn from: temperature, then top-k, then top-p over what
-    top-k left.
+    """The distribution that a token is drawn from: temperature, then top-k, then top-p and min-p
+    over what top-k left.
 
     Args:
         logits: `[vocab_size]` float32.
         params: Not greedy.
 
     Returns:
-        Probabilities in falling order, float32, and the token id of each; both `[n]` with n the
-        number of candidates.
+        Probabilities, float32, and the token id of each; both `[n]` with n the number of
+        candidates. In falling order if any of the limits is set.
     """
     vocab_size = logits.numel()
-    count = vocab_size if params.top_k == -1 else min(params.top_k, vocab_size)
     # Shifted before the division, which a tiny temperature would otherwise let overflow.
     scaled = (logits - logits.max()) / params.temperature
-    values, ids = (
-        scaled.sort(descending=True) if count == vocab_size else scaled.topk(count, sorted=True)
-    )
-    probs = values.softmax(dim=-1)
+    if params.top_k != -1:
+        values, ids = scaled.topk(min(params.top_k, vocab_size), sorted=True)
+        probs = values.softmax(dim=-1)
+    elif params.top_p < 1 or params.min_p > 0:
+        probs, ids = _most_likely(scaled.softmax(dim=-1), params)
+    else:
+        return scaled.softmax(dim=-1), torch.arange(vocab_size)
+    keep = probs.numel()
     if params.top_p < 1:
         # A token stays while those before it have not reached top_p; the first always does.
         before = probs.cumsum(dim=-1) - probs
         keep = max(1, int((before < params.top_p).sum()))
+    if params.min_p > 0:
+        keep = min(keep, int((probs >= params.min_p * probs[0]).sum()))
+    if keep < probs.numel():
         probs, ids = probs[:keep] / probs[:keep].sum(), ids[:keep]
     return probs, ids
+
+
+def _most_likely(probs: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """As many of the most likely tokens, in falling order, as top-p and min-p can keep."""
+    count = min(_TOP_P_CANDIDATES, probs.numel())
+    while True:
+        values, ids = probs.topk(count, sorted=True)
+        enough = values.sum() >= params.top_p or values[-1] < params.min_p * values[0]
+        if enough or count == probs.numel():
+            return values, ids
+        count = min(8 * count, probs.numel())
 
 
 def _draw(logits: Tensor, params: SamplingParams, generator: torch.Generator) -> int:

@@ -176,7 +176,7 @@ def test_chat_keeps_the_conversation(
         conversations.append([message["role"] for message in messages])
         return [5, 6, 7]
 
-    monkeypatch.setattr("srt.entrypoints.engine.encode_chat", record)
+    monkeypatch.setattr("srt.entrypoints.request_builder.encode_chat", record)
     lines = ["hello", "", "again", "/reset", "/nosuch", "new", "/exit", "never"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     assert run("chat", "--model", model, "--system", "be kind") == 0

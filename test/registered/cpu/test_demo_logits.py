@@ -11,8 +11,8 @@ from torch import Tensor
 
 from srt.configs.model_config import ModelConfig
 from srt.managers.tokenizer import encode_chat, load_tokenizer
-from srt.model_executor.model_runner import DecodeInput, ExtendInput, ModelRunner
 from srt.test.ci_register import register_cpu_ci
+from srt.test.contiguous_runner import ContiguousRunner, DecodeInput, ExtendInput
 from srt.test.tiny_llama import reference_model
 
 register_cpu_ci(est_time=60, suite="per-commit")
@@ -41,7 +41,7 @@ PROMPTS = [
 class Run:
     """One prompt's greedy output of ours, and the reference's logits over the same tokens."""
 
-    def __init__(self, runner: ModelRunner, reference: Any, ids: list[int]) -> None:
+    def __init__(self, runner: ContiguousRunner, reference: Any, ids: list[int]) -> None:
         self.ours = [runner.extend([ExtendInput(ids, 0, 1)])]
         self.tokens = [int(self.ours[0].argmax())]
         while len(self.tokens) < NEW_TOKENS:
@@ -61,7 +61,9 @@ class Run:
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
-    runner = ModelRunner(ModelConfig.from_pretrained(MODEL), max_total_tokens=1024, progress=False)
+    runner = ContiguousRunner(
+        ModelConfig.from_pretrained(MODEL), max_total_tokens=1024, progress=False
+    )
     reference = reference_model(MODEL)
     tokenizer = load_tokenizer(MODEL)
     prompts = [encode_chat(tokenizer, [{"role": "user", "content": text}]) for text in PROMPTS]

@@ -15,8 +15,8 @@ from srt.model_executor.cpu_graph_runner import (
     default_batch_sizes,
     operators_without_fake,
 )
-from srt.model_executor.model_runner import DecodeInput, ExtendInput, ModelRunner
 from srt.test.ci_register import register_cpu_ci
+from srt.test.contiguous_runner import ContiguousRunner, DecodeInput, ExtendInput
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 
 register_cpu_ci(est_time=40, suite="per-commit")
@@ -26,7 +26,7 @@ CACHE_SIZE = 128
 
 
 @pytest.fixture(scope="module")
-def runners(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, ModelRunner]:
+def runners(tmp_path_factory: pytest.TempPathFactory) -> tuple[ContiguousRunner, ContiguousRunner]:
     """The same tied FP8 checkpoint without and with compiled decode."""
     if Version(Version(torch.__version__).base_version) < Version(MIN_TORCH):
         pytest.skip(f"graph mode needs Torch {MIN_TORCH}")
@@ -39,14 +39,14 @@ def runners(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelRunner, Mode
         {"quant_method": "fp8"},
     )
     model_config = ModelConfig.from_pretrained(path)
-    eager = ModelRunner(model_config, max_total_tokens=CACHE_SIZE)
-    graph = ModelRunner(
+    eager = ContiguousRunner(model_config, max_total_tokens=CACHE_SIZE)
+    graph = ContiguousRunner(
         model_config, max_total_tokens=CACHE_SIZE, graph_batch_sizes=BATCH_SIZES, progress=False
     )
     return eager, graph
 
 
-def decode_logits(runner: ModelRunner, lengths: list[int], steps: int) -> list[Tensor]:
+def decode_logits(runner: ContiguousRunner, lengths: list[int], steps: int) -> list[Tensor]:
     """Logits of `steps` decode steps of requests with prompts of these lengths."""
     starts = [1 + 30 * i for i in range(len(lengths))]
     prompts = [
@@ -63,7 +63,7 @@ def decode_logits(runner: ModelRunner, lengths: list[int], steps: int) -> list[T
 
 @pytest.mark.parametrize("lengths", [[5], [9, 2], [1, 7, 4], [3, 3, 8, 20]])
 def test_graph_and_eager_logits_agree(
-    runners: tuple[ModelRunner, ModelRunner], lengths: list[int]
+    runners: tuple[ContiguousRunner, ContiguousRunner], lengths: list[int]
 ) -> None:
     eager, graph = (decode_logits(runner, lengths, steps=4) for runner in runners)
     for expected, logits in zip(eager, graph, strict=True):
@@ -71,7 +71,9 @@ def test_graph_and_eager_logits_agree(
         torch.testing.assert_close(logits, expected, rtol=0, atol=0.006)
 
 
-def test_nothing_is_compiled_after_capture(runners: tuple[ModelRunner, ModelRunner]) -> None:
+def test_nothing_is_compiled_after_capture(
+    runners: tuple[ContiguousRunner, ContiguousRunner],
+) -> None:
     for lengths in ([4], [17], [2, 3], [1, 2, 3], [9, 8, 7, 6]):
         decode_logits(runners[1], lengths, steps=5)
     # Counted since before the capture; the tests above have decoded too.
@@ -79,22 +81,24 @@ def test_nothing_is_compiled_after_capture(runners: tuple[ModelRunner, ModelRunn
 
 
 def test_a_batch_beyond_the_captured_sizes_runs_eagerly(
-    runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
+    runners: tuple[ContiguousRunner, ContiguousRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eager, graph = runners
 
     def fail(*_: object) -> None:
         raise AssertionError("replayed")
 
-    assert graph.graph_runner is not None
-    monkeypatch.setattr(graph.graph_runner, "replay", fail)
+    assert graph.runner.graph_runner is not None
+    monkeypatch.setattr(graph.runner.graph_runner, "replay", fail)
     inputs = [DecodeInput(5, 0, start) for start in range(1, 6)]
     torch.testing.assert_close(graph.decode(inputs), eager.decode(inputs))
 
 
-def test_padding_leaves_the_cache_of_others_alone(runners: tuple[ModelRunner, ModelRunner]) -> None:
+def test_padding_leaves_the_cache_of_others_alone(
+    runners: tuple[ContiguousRunner, ContiguousRunner],
+) -> None:
     graph = runners[1]
-    keys, values = graph.kv_pool.get_kv_buffer(0)
+    keys, values = graph.runner.kv_pool.get_kv_buffer(0)
     assert values is not None
     keys.fill_(7)
     values.fill_(7)
@@ -104,9 +108,9 @@ def test_padding_leaves_the_cache_of_others_alone(runners: tuple[ModelRunner, Mo
 
 
 def test_an_old_torch_is_refused(
-    runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
+    runners: tuple[ContiguousRunner, ContiguousRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph_runner = runners[1].graph_runner
+    graph_runner = runners[1].runner.graph_runner
     assert graph_runner is not None
     monkeypatch.setattr(torch, "__version__", "2.10.0+cpu")
     with pytest.raises(SrtError, match=r"needs Torch 2\.13 or later, found 2\.10\.0\+cpu"):
@@ -119,7 +123,7 @@ def test_every_operator_has_a_fake_kernel() -> None:
 
 
 def test_an_operator_without_fake_is_found_and_named(
-    runners: tuple[ModelRunner, ModelRunner], monkeypatch: pytest.MonkeyPatch
+    runners: tuple[ContiguousRunner, ContiguousRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with torch.library._scoped_library("srt_test_graph", "FRAGMENT") as library:
         library.define("no_fake(Tensor x) -> Tensor")
@@ -130,9 +134,9 @@ def test_an_operator_without_fake_is_found_and_named(
     monkeypatch.setattr(
         "srt.model_executor.cpu_graph_runner.operators_without_fake", lambda _: ["sgl_kernel::odd"]
     )
-    assert runners[1].graph_runner is not None
+    assert runners[1].runner.graph_runner is not None
     with pytest.raises(SrtError, match="fake kernel of sgl_kernel::odd"):
-        runners[1].graph_runner.capture(progress=False)
+        runners[1].runner.graph_runner.capture(progress=False)
 
 
 @pytest.mark.parametrize(

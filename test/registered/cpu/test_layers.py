@@ -18,7 +18,7 @@ from srt.layers.attention import attention
 from srt.layers.layernorm import RMSNorm
 from srt.layers.rotary_embedding import apply_rotary, get_rope
 from srt.layers.vocab_embedding import LMHead, TiedLMHead, VocabEmbedding
-from srt.mem_cache.memory_pool import ContiguousSlotAllocator, TokenToKVPool
+from srt.mem_cache.memory_pool import TokenToKVPool
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=6, suite="per-commit")
@@ -154,11 +154,11 @@ def test_attention(
     v = k[..., :v_head_dim] if latent else randn(total, num_kv_heads, v_head_dim, seed=3)
     k_cache = make_cache(slots, num_kv_heads, head_dim)
     v_cache = k_cache[..., :v_head_dim] if latent else make_cache(slots, num_kv_heads, v_head_dim)
-    starts: list[int] = []
+    table = torch.zeros(len(batch), 64, dtype=torch.int32)
     locations: list[int] = []
     expected: list[Tensor] = []
     start, first = 1, 0
-    for prefix, new in batch:
+    for row, (prefix, new) in enumerate(batch):
         old = slice(start, start + prefix)
         k_cache[old] = randn(prefix, num_kv_heads, head_dim, seed=10 + start)
         if not latent:
@@ -166,7 +166,7 @@ def test_attention(
         part = slice(first, first + new)
         keys, values = torch.cat([k_cache[old], k[part]]), torch.cat([v_cache[old], v[part]])
         expected.append(reference_attention(q[part], keys, values, window))
-        starts.append(start)
+        table[row, : prefix + new] = torch.arange(start, start + prefix + new)
         locations += range(start + prefix, start + prefix + new)
         start += prefix + new + 3
         first += new
@@ -177,7 +177,8 @@ def test_attention(
         k_cache,
         None if latent else v_cache,
         torch.tensor(locations),
-        torch.tensor(starts),
+        table,
+        torch.arange(len(batch)),
         torch.tensor([sum(lengths) for lengths in batch]),
         torch.tensor([new for _, new in batch]),
         head_dim**-0.5,
@@ -201,51 +202,28 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> 
 
 def test_long_latent_prompts_go_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k = randn(37, 4, 40), randn(37, 1, 40)
-    positions, one, length = torch.arange(37), torch.tensor([0]), torch.tensor([37])
+    positions, row, length = torch.arange(37), torch.tensor([0]), torch.tensor([37])
+    table = positions.to(torch.int32)[None]
 
     def run() -> Tensor:
         cache = make_cache(37, 1, 40)
-        return attention(q, k, None, cache, None, positions, one, length, length, 0.2, 32, None)
+        batch = (positions, table, row, length, length)
+        return attention(q, k, None, cache, None, *batch, 0.2, 32, None)
 
     whole = run()
     monkeypatch.setattr("srt.layers.attention._MAX_SCORES", 4 * 37 * 5)
     torch.testing.assert_close(run(), whole, rtol=0, atol=0.02)
 
 
-def test_padding_rows_give_zeros() -> None:
-    k_cache, v_cache = make_cache(9, 1, 32), make_cache(9, 1, 32)
-    q, k, v = randn(2, 3, 32), randn(2, 1, 32), randn(2, 1, 32)
-    starts, lengths = torch.tensor([4, 0]), torch.tensor([1, 0])
-    ones = torch.ones_like(lengths)
-    out = attention(q, k, v, k_cache, v_cache, starts, starts, lengths, ones, 1.0, 32, None)
-    assert torch.equal(out[0], v[0].expand(3, 32))
-    assert not out[1].any()
-
-
 @pytest.mark.parametrize("latent", [False, True])
 def test_attention_operator_has_a_fake_that_agrees(latent: bool) -> None:
     q, k = randn(2, 3, 32), randn(2, 1, 32)
     k_cache, v_cache = (torch.zeros(9, 1, 32).bfloat16() for _ in range(2))
-    starts, lengths = torch.tensor([1, 5]), torch.tensor([1, 1])
+    slots, rows, lengths = torch.tensor([1, 5]), torch.arange(2), torch.ones(2, dtype=torch.int64)
+    batch = (slots, slots.to(torch.int32)[:, None], rows, lengths, lengths)
     tensors = (q, k, None, k_cache, None) if latent else (q, k, k, k_cache, v_cache)
-    args = (*tensors, starts, starts, lengths, lengths, 1.0, 24 if latent else 32, 4)
+    args = (*tensors, *batch, 1.0, 24 if latent else 32, 4)
     torch.library.opcheck(torch.ops.srt.attention.default, args)
-
-
-def test_slot_allocator_reuses_and_joins_ranges() -> None:
-    allocator = ContiguousSlotAllocator(10)
-    first, second, third = (allocator.alloc(n) for n in (4, 3, 3))
-    assert (first, second, third) == (1, 5, 8)
-    assert allocator.alloc(1) is None
-    allocator.free(5, 3)
-    assert allocator.alloc(4) is None
-    allocator.free(1, 4)
-    assert allocator.alloc(7) == 1
-    allocator.free(1, 7)
-    allocator.free(8, 3)
-    assert allocator.available_size == 10
-    with pytest.raises(ValueError, match="not all in use"):
-        allocator.free(3, 2)
 
 
 def test_pool_size() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from srt.configs.model_config import ModelConfig
-from srt.model_executor.model_runner import DecodeInput, ExtendInput, ModelRunner
 from srt.test.ci_register import register_cpu_ci
+from srt.test.contiguous_runner import ContiguousRunner, DecodeInput, ExtendInput
 from srt.test.tiny_llama import (
     TINY_CONFIG,
     make_tensors,
@@ -109,8 +109,8 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-def runner(checkpoint: Path) -> ModelRunner:
-    return ModelRunner(ModelConfig.from_pretrained(checkpoint), max_total_tokens=128)
+def runner(checkpoint: Path) -> ContiguousRunner:
+    return ContiguousRunner(ModelConfig.from_pretrained(checkpoint), max_total_tokens=128)
 
 
 @pytest.fixture(scope="module")
@@ -128,20 +128,20 @@ def assert_close(logits: Tensor, reference: Tensor) -> None:
     assert (logits.log_softmax(-1) - reference).abs().max() < TOLERANCE
 
 
-def test_prefill(runner: ModelRunner, reference: Tensor) -> None:
+def test_prefill(runner: ContiguousRunner, reference: Tensor) -> None:
     logits = runner.extend([ExtendInput(PROMPT, 0, 1)])
     assert_close(logits, reference[[len(PROMPT) - 1]])
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 22])
-def test_chunked_prefill(runner: ModelRunner, reference: Tensor, chunk: int) -> None:
+def test_chunked_prefill(runner: ContiguousRunner, reference: Tensor, chunk: int) -> None:
     for start in range(0, len(PROMPT), chunk):
         part = PROMPT[start : start + chunk]
         logits = runner.extend([ExtendInput(part, start, 5)])
         assert_close(logits, reference[[start + len(part) - 1]])
 
 
-def test_decode(runner: ModelRunner, reference: Tensor) -> None:
+def test_decode(runner: ContiguousRunner, reference: Tensor) -> None:
     runner.extend([ExtendInput(PROMPT, 0, 1)])
     for i, token in enumerate(NEW_TOKENS):
         position = len(PROMPT) + i
@@ -149,7 +149,7 @@ def test_decode(runner: ModelRunner, reference: Tensor) -> None:
         assert_close(logits, reference[[position]])
 
 
-def test_a_batch_computes_what_each_request_computes_alone(runner: ModelRunner) -> None:
+def test_a_batch_computes_what_each_request_computes_alone(runner: ContiguousRunner) -> None:
     prompts = [PROMPT, PROMPT[5:9], PROMPT[:1]]
     starts = [1, 40, 60]
     alone = []
@@ -175,7 +175,9 @@ def test_a_batch_computes_what_each_request_computes_alone(runner: ModelRunner) 
 
 def test_bfloat16(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, TINY_CONFIG, quantize(make_tensors(TINY_CONFIG)), FP8)
-    runner = ModelRunner(ModelConfig.from_pretrained(path, dtype="bfloat16"), max_total_tokens=64)
+    runner = ContiguousRunner(
+        ModelConfig.from_pretrained(path, dtype="bfloat16"), max_total_tokens=64
+    )
     with torch.inference_mode():
         reference = reference_model(path)(torch.tensor([PROMPT])).logits[0, -1:].log_softmax(-1)
     logits = runner.extend([ExtendInput(PROMPT, 0, 1)])
@@ -188,6 +190,6 @@ def test_activation_scales_change_nothing(tmp_path: Path) -> None:
     logits = []
     for name, content in (("without", tensors), ("with", with_activation_scales(tensors))):
         path = write_checkpoint(tmp_path / name, TINY_CONFIG, content, FP8)
-        runner = ModelRunner(ModelConfig.from_pretrained(path), max_total_tokens=64)
+        runner = ContiguousRunner(ModelConfig.from_pretrained(path), max_total_tokens=64)
         logits.append(runner.extend([ExtendInput(PROMPT, 0, 1)]))
     assert torch.equal(*logits)

@@ -1,4 +1,4 @@
-"""The slot allocator, the request table and the radix tree of prefixes, each against a model that is
+"""The slot allocator, the request table and the radix tree of prefixes, against models that are
 obviously right.
 """
 
@@ -165,7 +165,7 @@ def test_a_fresh_allocator_counts_up() -> None:
 def test_slots_that_are_not_in_use_are_refused(slots: list[int]) -> None:
     allocator = TokenToKVPoolAllocator(8)
     allocator.alloc(3)
-    with pytest.raises(ValueError, match="not all in use|given back twice"):
+    with pytest.raises(ValueError, match=r"not all in use|given back twice"):
         allocator.free(np.array(slots, dtype=np.int32))
     assert allocator.available_size == 5
 

@@ -95,7 +95,7 @@ def test_other_rotary_embeddings_are_refused(parameters: dict[str, Any], named: 
 def test_tied_table_is_held_once_and_read_both_ways(vocab_size: int, hidden_size: int) -> None:
     table = randn(vocab_size, hidden_size)
     embedding = VocabEmbedding(vocab_size, hidden_size, torch.bfloat16, packed=True)
-    embedding.weight = torch.nn.Parameter(table, requires_grad=False)
+    embedding.weight = torch.nn.Parameter(table.clone(), requires_grad=False)
     embedding.process_weights_after_loading()
     head = TiedLMHead(embedding)
     assert list(head.parameters()) == []
@@ -110,7 +110,7 @@ def test_tied_table_is_held_once_and_read_both_ways(vocab_size: int, hidden_size
 def test_untied_head_gives_float32_logits() -> None:
     head = LMHead(96, 1007, quant_config=None)
     table = randn(1007, 96)
-    head.weight = torch.nn.Parameter(table, requires_grad=False)
+    head.weight = torch.nn.Parameter(table.clone(), requires_grad=False)
     head.process_weights_after_loading()
     logits = head(randn(2, 96))
     assert logits.dtype == torch.float32

@@ -1,5 +1,7 @@
 """What a checkpoint directory's config.json and generation_config.json say about the model."""
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,17 +10,13 @@ import torch
 
 from srt.configs.dtypes import DTYPE_CHOICES
 from srt.configs.kv_layout import KVLayout, get_kv_layout
+from srt.configs.text_model import get_text_model
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.quantization import get_quantization_config
 from srt.layers.quantization.base_config import QuantizationConfig
-from srt.model_loader.config_files import (
-    CONFIG_FILE,
-    get_architecture,
-    is_mistral_form,
-    read_config,
-    read_json,
-)
-from srt.models.registry import check_architecture
+from srt.model_loader.config_files import CONFIG_FILE, read_config, read_json
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,13 +25,15 @@ class ModelConfig:
 
     Attributes:
         path: The checkpoint's directory.
-        hf_config: transformers' configuration object, for what only one architecture needs.
+        hf_config: transformers' configuration object of the text model, for what only one
+            architecture needs.
         architecture: Name in the model registry.
         dtype: Dtype of activations and KV cache.
         context_length: Longest sequence, prompt and output together.
         kv_layout: What the KV cache holds of one token.
         eos_token_ids: Tokens that end a generation.
         quant_config: The checkpoint's quantization format, or None.
+        skipped_modules: Modules of the checkpoint that text does not need, in canonical names.
     """
 
     path: Path
@@ -51,6 +51,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
     quant_config: QuantizationConfig | None
+    skipped_modules: tuple[str, ...] = ()
 
     @classmethod
     def from_pretrained(
@@ -71,37 +72,24 @@ class ModelConfig:
         directory = Path(path)
         config_file = directory / CONFIG_FILE
         raw = read_config(directory)
-        architecture = get_architecture(raw, config_file)
-        check_architecture(architecture)
+        model = get_text_model(raw, config_file)
+        text = model.config
+        if model.skipped_modules:
+            logger.info("text only: %s are skipped", ", ".join(model.skipped_modules))
         quant_config = get_quantization_config(raw)
-
-        from huggingface_hub.errors import StrictDataclassError
-        from transformers import AutoConfig  # loads slowly, and only now is it needed
 
         required = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
         for key in required:
-            if not isinstance(raw.get(key), int) or raw[key] < 1:
+            if not isinstance(text.get(key), int) or text[key] < 1:
                 raise CheckpointError(
                     f"{CONFIG_FILE} lacks {key}"
-                    if key not in raw
+                    if key not in text
                     else f"{CONFIG_FILE} has a bad {key}",
                     file=config_file,
                     expected="a positive integer",
-                    found=raw.get(key, "nothing"),
+                    found=text.get(key, "nothing"),
                 )
-        try:
-            # What Mistral's own form says is in no file that transformers reads.
-            hf_config = (
-                AutoConfig.for_model(**raw)
-                if is_mistral_form(directory)
-                else AutoConfig.from_pretrained(directory, local_files_only=True)
-            )
-        except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-            raise CheckpointError(
-                "transformers cannot read the configuration",
-                file=config_file,
-                found=" ".join(str(error).split()),
-            ) from error
+        hf_config = _read_hf_config(text, config_file)
         num_heads = hf_config.num_attention_heads
         num_kv_heads = getattr(hf_config, "num_key_value_heads", None) or num_heads
         head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // num_heads
@@ -118,7 +106,7 @@ class ModelConfig:
         return cls(
             path=directory,
             hf_config=hf_config,
-            architecture=architecture,
+            architecture=model.architecture,
             dtype=_resolve_dtype(dtype),
             context_length=context_length or own_length,
             vocab_size=hf_config.vocab_size,
@@ -129,9 +117,26 @@ class ModelConfig:
             head_dim=head_dim,
             kv_layout=get_kv_layout(hf_config.to_dict()),
             tie_word_embeddings=bool(hf_config.tie_word_embeddings),
-            eos_token_ids=_eos_token_ids(directory, raw),
+            eos_token_ids=_eos_token_ids(directory, text),
             quant_config=quant_config,
+            skipped_modules=model.skipped_modules,
         )
+
+
+def _read_hf_config(text: Mapping[str, Any], file: Path) -> Any:
+    """transformers' configuration object of a text model."""
+    # They load slowly, and only now are they needed.
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING
+
+    try:
+        return CONFIG_MAPPING[text["model_type"]].from_dict(dict(text))
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        raise CheckpointError(
+            "transformers cannot read the configuration",
+            file=file,
+            found=" ".join(str(error).split()),
+        ) from error
 
 
 def _resolve_dtype(requested: str) -> torch.dtype:
@@ -145,7 +150,7 @@ def _resolve_dtype(requested: str) -> torch.dtype:
     return dtype
 
 
-def _eos_token_ids(directory: Path, config: dict[str, Any]) -> frozenset[int]:
+def _eos_token_ids(directory: Path, config: Mapping[str, Any]) -> frozenset[int]:
     """The ids of generation_config.json, which chat models extend, or else those of config.json."""
     file = directory / "generation_config.json"
     generation = read_json(file) if file.is_file() else {}

@@ -24,5 +24,6 @@ class RMSNorm(nn.Module):
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[..., hidden_size]` float32 to the same shape."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps).to(self.dtype)
+        """`[..., hidden_size]` of any floating-point dtype to the same shape."""
+        out = F.rms_norm(x.to(torch.float32), self.weight.shape, self.weight, self.eps)
+        return out.to(self.dtype)

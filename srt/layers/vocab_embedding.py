@@ -60,7 +60,9 @@ class LMHead(Linear):
 
 
 class TiedLMHead(nn.Module):
-    """Output projection over the packed table of `embedding`, which owns it."""
+    """Output projection over the table of `embedding`, which owns it and holds it packed unless
+    activations are float32.
+    """
 
     def __init__(self, embedding: VocabEmbedding) -> None:
         super().__init__()
@@ -69,6 +71,8 @@ class TiedLMHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, hidden_size]` to logits `[B, vocab_size]`, float32."""
+        if x.dtype == torch.float32:
+            return F.linear(x, self._embedding[0].weight.to(torch.float32))
         return torch.ops.sgl_kernel.weight_packed_linear.default(
             x, self._embedding[0].weight, None, True, torch.float32
         )

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from srt.configs.kv_layout import get_kv_layout
+from srt.configs.text_model import get_text_model
 from srt.errors import SrtError
 from srt.model_loader.checkpoint import Checkpoint, TensorMeta, has_weights
 from srt.model_loader.config_files import CONFIG_FILE, get_architecture, read_config
 from srt.model_loader.weight_names import canonical_name, split_tensor_name
-from srt.models.registry import check_architecture
 from srt.utils.host_memory import read_host_memory
 
 _WEIGHT_SCALES = ("weight_scale", "weight_scale_inv")
@@ -121,9 +122,10 @@ def inspect_model(path: str | Path) -> Inspection:
     quantization = config.get("quantization_config") or config.get("compression_config")
     checkpoint = Checkpoint.open(directory) if has_weights(directory) else None
     metas = list(checkpoint or ())
-    ignored = _find_ignored(metas, config)
+    text = config.get("text_config") or config
+    ignored = _find_ignored(metas, text)
     used = [meta for meta in metas if meta.name not in ignored]
-    memory = _memory_use(config, used if checkpoint else None)
+    memory = _memory_use(text, used if checkpoint else None)
     modules = _group_modules(used)
     return Inspection(
         path=str(directory),
@@ -137,20 +139,20 @@ def inspect_model(path: str | Path) -> Inspection:
         modules=modules,
         ignored=_group_ignored(metas, ignored),
         memory=memory,
-        problems=_find_problems(config, architecture, checkpoint, memory),
+        problems=_find_problems(config, directory / CONFIG_FILE, checkpoint, memory),
     )
 
 
 def _find_problems(
     config: Mapping[str, Any],
-    architecture: str,
+    file: Path,
     checkpoint: Checkpoint | None,
     memory: MemoryUse,
 ) -> list[str]:
     """Everything that speaks against running the model here."""
     problems = []
     try:
-        check_architecture(architecture)
+        get_text_model(config, file)
     except SrtError as error:
         problems.append(str(error))
     try:
@@ -166,7 +168,7 @@ def _find_problems(
         problems.append(f"the kernels do not load: {error}")
     if checkpoint is None:
         problems.append("there are no safetensors weights in the directory")
-    elif not config.get("tie_word_embeddings") and not any(
+    elif not (config.get("text_config") or config).get("tie_word_embeddings") and not any(
         canonical_name(meta.name) == "lm_head.weight" for meta in checkpoint
     ):
         problems.append("lm_head.weight is missing and the configuration does not tie it")
@@ -275,20 +277,11 @@ def _count_parameters(used: Iterable[TensorMeta]) -> int:
 
 
 def _memory_use(config: Mapping[str, Any], used: Iterable[TensorMeta] | None) -> MemoryUse:
-    layers, heads, hidden, context = (
-        _positive(config.get(key))
-        for key in (
-            "num_hidden_layers",
-            "num_attention_heads",
-            "hidden_size",
-            "max_position_embeddings",
-        )
-    )
-    per_token = None
-    if layers and heads and hidden:
-        head_dim = _positive(config.get("head_dim")) or hidden // heads
-        kv_heads = _positive(config.get("num_key_value_heads")) or heads
-        per_token = 2 * layers * kv_heads * head_dim * 2
+    context = _positive(config.get("max_position_embeddings"))
+    try:
+        per_token = _positive(get_kv_layout(config).bytes_per_token(2))
+    except (KeyError, TypeError, ZeroDivisionError):
+        per_token = None
     return MemoryUse(
         weights=None if used is None else sum(_held_bytes(meta) for meta in used),
         kv_per_token=per_token,

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from srt.configs.model_config import ModelConfig
 from srt.errors import CheckpointError
+from srt.layers.float32 import use_float32
 from srt.layers.parameter import ModelParameter, ShardId
 from srt.layers.quantization.base_config import QuantizationConfig
 from srt.model_loader.checkpoint import Checkpoint, TensorMeta
@@ -54,6 +55,8 @@ def load_model(config: ModelConfig, *, progress: bool = True) -> nn.Module:
         # Parameters get memory only while they are loaded.
         with torch.device("meta"):
             model: nn.Module = get_model_class(config.architecture)(config, quant)
+        if config.dtype is torch.float32:
+            use_float32(model)
         plans = _match(model, checkpoint, quant)
         bar = tqdm(
             total=sum(meta.nbytes for plan in plans for _, _, meta in plan.sources),

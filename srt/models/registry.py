@@ -4,22 +4,19 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from srt.errors import UnsupportedConfigError
-
 # Architecture -> module that defines the class of that name; imported when a checkpoint asks for
 # it.
 MODEL_REGISTRY: Mapping[str, str] = {
     "LlamaForCausalLM": "srt.models.llama",
+    "SmolLM3ForCausalLM": "srt.models.llama",
+    "MistralForCausalLM": "srt.models.mistral",
+    "MinistralForCausalLM": "srt.models.mistral",
+    "Ministral3ForCausalLM": "srt.models.mistral",
+    "Qwen2ForCausalLM": "srt.models.qwen",
+    "Qwen3ForCausalLM": "srt.models.qwen",
+    "DeepseekV2ForCausalLM": "srt.models.deepseek",
+    "DeepseekV3ForCausalLM": "srt.models.deepseek",
 }
-
-
-def check_architecture(architecture: str) -> None:
-    """Raises UnsupportedConfigError unless the architecture is in the registry."""
-    if architecture not in MODEL_REGISTRY:
-        raise UnsupportedConfigError(
-            f"architecture {architecture!r} is not supported; "
-            f"supported: {', '.join(MODEL_REGISTRY)}"
-        )
 
 
 def get_model_class(architecture: str) -> Any:
@@ -27,10 +24,7 @@ def get_model_class(architecture: str) -> Any:
 
     It is a `torch.nn.Module` built from `(config: ModelConfig, quant: QuantizationConfig | None)`
     whose `forward` takes a ForwardBatch and returns logits, and whose `is_unused_tensor(name)`
-    tells which checkpoint tensors it does without.
-
-    Raises:
-        UnsupportedConfigError: The architecture is not in the registry.
+    tells which checkpoint tensors it does without. Whether a checkpoint's architecture is here is
+    checked when its configuration is read (:func:`srt.configs.text_model.get_text_model`).
     """
-    check_architecture(architecture)
     return getattr(import_module(MODEL_REGISTRY[architecture]), architecture)

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from srt.configs.text_model import get_text_model
 from srt.errors import CheckpointError, SrtError
 from srt.model_loader.checkpoint import Checkpoint, TensorMeta
-from srt.model_loader.config_files import CONFIG_FILE, get_architecture, read_config
+from srt.model_loader.config_files import CONFIG_FILE, read_config
 from srt.model_loader.writer import MAX_SHARD_SIZE, CheckpointWriter, TensorSpec
-from srt.models.registry import check_architecture
 from srt.quantize.scheme import QuantizationError, Scheme, quantize_weight
 
 _SOURCE_DTYPES = ("BF16", "F16", "F32")
@@ -253,7 +253,7 @@ def _write_config(config: dict[str, Any], metas: list[TensorMeta], file: Path) -
 
 
 def _check_source_config(config: dict[str, Any], file: Path) -> None:
-    check_architecture(get_architecture(config, file))
+    get_text_model(config, file)
     quantization = config.get("quantization_config") or config.get("compression_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None

@@ -16,7 +16,7 @@ from srt.errors import UnsupportedConfigError
 from srt.layers.activation import SiluAndMul
 from srt.layers.attention import attention
 from srt.layers.layernorm import RMSNorm
-from srt.layers.rotary_embedding import apply_rotary, get_rope
+from srt.layers.rotary_embedding import get_rope
 from srt.layers.vocab_embedding import LMHead, TiedLMHead, VocabEmbedding
 from srt.mem_cache.memory_pool import TokenToKVPool
 from srt.test.ci_register import register_cpu_ci
@@ -30,6 +30,23 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
+}
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 8192,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_theta": 1e4},
+    "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    "llama3": LLAMA3,
+    "yarn": YARN,
+    "yarn with mscale": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
 }
 
 
@@ -59,36 +76,75 @@ def test_silu_and_mul() -> None:
     torch.testing.assert_close(SiluAndMul()(x).double(), expected, rtol=2**-7, atol=1e-6)
 
 
-@pytest.mark.parametrize("parameters", [{"rope_theta": 10000.0}, LLAMA3], ids=["default", "llama3"])
-def test_rotary_embedding_is_that_of_transformers(parameters: dict[str, Any]) -> None:
-    config = LlamaConfig(
+def rope_config(parameters: dict[str, Any], max_position_embeddings: int = 131072) -> LlamaConfig:
+    return LlamaConfig(
         head_dim=64,
-        max_position_embeddings=131072,
+        max_position_embeddings=max_position_embeddings,
         rope_parameters={"rope_type": "default", **parameters},
     )
+
+
+@pytest.mark.parametrize("parameters", ROPES.values(), ids=ROPES)
+def test_rotary_embedding_is_that_of_transformers(parameters: dict[str, Any]) -> None:
+    config = rope_config(parameters)
     positions = torch.tensor([0, 1, 77, 8191, 100_000])
     cos, sin = LlamaRotaryEmbedding(config)(torch.empty(1, 1), positions[None])
     x = randn(5, 3, 64, dtype=torch.float32)
     half = torch.cat([-x[..., 32:], x[..., :32]], dim=-1)
     expected = x * cos[0][:, None] + half * sin[0][:, None]
-    out = apply_rotary(x, *get_rope(64, parameters)(positions))
+    rope = get_rope(config, 64)
+    out = rope.rotate(x, rope(positions))
     # float32 angles near 1e5 differ by their last bit when the frequencies do.
     torch.testing.assert_close(out, expected, rtol=0, atol=0.05)
     torch.testing.assert_close(out[:3], expected[:3], rtol=0, atol=1e-4)
 
 
+def test_interleaved_rotation_is_a_complex_product() -> None:
+    rope = get_rope(rope_config(YARN), 64, interleaved=True)
+    positions = torch.tensor([0, 1, 77, 8191])
+    x = randn(4, 3, 64, dtype=torch.float32)
+    angles = positions.double()[:, None, None] * rope.inv_freq[::2].double()
+    turned = torch.view_as_complex(x.double().unflatten(-1, (32, 2))) * torch.polar(
+        torch.full_like(angles, rope.attention_factor), angles
+    )
+    out = rope.rotate(x, rope(positions))
+    torch.testing.assert_close(
+        out.double(), torch.view_as_real(turned).flatten(-2), rtol=0, atol=2e-3
+    )
+
+
+def test_partial_rotation_leaves_the_rest_alone() -> None:
+    config = rope_config({"rope_theta": 1e4, "partial_rotary_factor": 0.5})
+    rope, whole = get_rope(config, 64), get_rope(rope_config({"rope_theta": 1e4}), 32)
+    positions, x = torch.tensor([3, 40]), randn(2, 3, 64, dtype=torch.float32)
+    out = rope.rotate(x, rope(positions))
+    assert torch.equal(out[..., 32:], x[..., 32:])
+    assert torch.equal(out[..., :32], whole.rotate(x[..., :32], whole(positions)))
+
+
+def test_queries_are_scaled_from_the_original_length_on() -> None:
+    rope = get_rope(rope_config(YARN | {"llama_4_scaling_beta": 0.1}), 64)
+    scale = rope(torch.tensor([0, 8191, 8192, 16383, 16384])).query_scale
+    assert scale is not None
+    expected = [1, 1, 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(3)]
+    torch.testing.assert_close(scale.flatten(), torch.tensor(expected))
+
+
 @pytest.mark.parametrize(
     ("parameters", "named"),
     [
-        ({"rope_type": "yarn", "rope_theta": 1e4}, "yarn"),
+        ({"rope_type": "longrope", "rope_theta": 1e4}, "longrope"),
         ({"rope_type": "llama3", "rope_theta": 1e4}, "factor"),
+        ({"rope_type": "yarn", "rope_theta": 1e4}, "factor"),
         ({"rope_type": "default"}, "rope_theta"),
-        ({"rope_theta": 1e4, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_theta": 1e4, "partial_rotary_factor": 0.3}, "partial_rotary_factor"),
     ],
 )
 def test_other_rotary_embeddings_are_refused(parameters: dict[str, Any], named: str) -> None:
+    config = LlamaConfig(head_dim=64)
+    config.rope_parameters = parameters
     with pytest.raises(UnsupportedConfigError, match=named):
-        get_rope(64, parameters)
+        get_rope(config, 64)
 
 
 @pytest.mark.parametrize(("vocab_size", "hidden_size"), [(1007, 96), (64, 64), (33, 31)])

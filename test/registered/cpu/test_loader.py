@@ -189,9 +189,9 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], object], type[SrtError], str]] = {
     ),
     "other activation": (change_config(hidden_act="gelu"), UnsupportedConfigError, "'gelu'"),
     "unknown rope": (
-        change_config(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+        change_config(rope_scaling={"rope_type": "proportional", "factor": 2.0}),
         UnsupportedConfigError,
-        "'dynamic'",
+        "'proportional'",
     ),
     "unsupported scheme": (
         change_config(quantization_config={"quant_method": "awq", "bits": 4}),

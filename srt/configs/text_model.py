@@ -1,0 +1,123 @@
+"""Which text model a configuration describes, and whether it is one that runs here. Imports no
+Torch, so that inspection can use it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from srt.errors import CheckpointError, UnsupportedConfigError
+from srt.model_loader.config_files import get_architecture
+from srt.models.registry import MODEL_REGISTRY
+
+# Wrapper -> (`model_type` of its text model -> architecture, default model_type, modules that text
+# does not need).
+_WRAPPERS: Mapping[str, tuple[Mapping[str, str], str, tuple[str, ...]]] = {
+    "Mistral3ForConditionalGeneration": (
+        {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
+        "mistral",
+        ("vision_tower", "multi_modal_projector"),
+    ),
+}
+
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+_ACTIVATIONS = ("silu", "swish")
+
+# Options that change what a model computes and that nothing here computes.
+_UNSUPPORTED = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "attention_sinks",
+    "attention_chunk_size",
+)
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """The text model of a checkpoint.
+
+    Attributes:
+        architecture: Name in the model registry.
+        config: Its part of config.json.
+        skipped_modules: Modules of the wrapper around it, in canonical names, which text does not
+            need.
+    """
+
+    architecture: str
+    config: Mapping[str, Any]
+    skipped_modules: tuple[str, ...] = ()
+
+
+def get_text_model(config: Mapping[str, Any], file: Path) -> TextModel:
+    """The text model that `config`, the content of `file`, describes.
+
+    Raises:
+        CheckpointError: A key is missing or malformed.
+        UnsupportedConfigError: The architecture, or an option of it, is not supported; the message
+            names it.
+    """
+    architecture = get_architecture(config, file)
+    if architecture not in _WRAPPERS:
+        model = TextModel(architecture, config)
+    else:
+        architectures, default, skipped = _WRAPPERS[architecture]
+        text = config.get("text_config")
+        if not isinstance(text, dict):
+            raise CheckpointError(
+                f"the configuration of {architecture} lacks its text model",
+                file=file,
+                expected='"text_config": {...}',
+                found="nothing" if text is None else text,
+            )
+        kind = text.get("model_type") or default
+        if kind not in architectures:
+            raise UnsupportedConfigError(
+                f"text model {kind!r} of {architecture} is not supported; "
+                f"supported: {', '.join(architectures)}"
+            )
+        # What the wrapper says about tying holds for the model as it was saved.
+        tied = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
+        model = TextModel(architectures[kind], {**text, "model_type": kind, **tied}, skipped)
+    _check_experts(architecture, model.config)
+    if model.architecture not in MODEL_REGISTRY:
+        raise UnsupportedConfigError(
+            f"architecture {architecture!r} is not supported; "
+            f"supported: {', '.join((*MODEL_REGISTRY, *_WRAPPERS))}"
+        )
+    _check_options(model.config)
+    return model
+
+
+def _check_experts(architecture: str, config: Mapping[str, Any]) -> None:
+    """Refuses a mixture of experts in any layer that exists."""
+    for key in _EXPERT_KEYS:
+        count = config.get(key)
+        if not isinstance(count, int) or count < 1:
+            continue
+        dense = config.get("first_k_dense_replace")
+        layers = config.get("num_hidden_layers")
+        if isinstance(dense, int) and isinstance(layers, int) and dense >= layers:
+            continue
+        raise UnsupportedConfigError(
+            f"mixture-of-experts layers are not supported yet: {architecture} with {key} {count}; "
+            "expected a dense model"
+        )
+
+
+def _check_options(config: Mapping[str, Any]) -> None:
+    """Refuses options that change the result and that are not computed here."""
+    activation = config.get("hidden_act", "silu")
+    if activation not in _ACTIVATIONS:
+        raise UnsupportedConfigError(
+            f"hidden_act {activation!r} is not supported; expected {_ACTIVATIONS[0]!r}"
+        )
+    for key in _UNSUPPORTED:
+        if config.get(key):
+            raise UnsupportedConfigError(f"{key} {config[key]!r} is not supported; expected none")
+    known = ("full_attention", "sliding_attention")
+    for kind in config.get("layer_types") or ():
+        if kind not in known:
+            raise UnsupportedConfigError(
+                f"layer_types with {kind!r} is not supported; expected {' or '.join(known)}"
+            )

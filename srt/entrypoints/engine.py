@@ -42,6 +42,8 @@ class Engine:
             start.
         graph_batch_sizes: Batch sizes to compile; None for powers of two up to
             `max_running_requests`.
+        packed_cache: Directory in which packed weights are kept, so that the next start maps them
+            instead of packing; None for none.
         num_threads: Threads of the process's Torch operators; None leaves them as they are.
         progress: Show progress bars on stderr if that is a terminal.
 
@@ -63,6 +65,7 @@ class Engine:
         chunked_prefill_size: int = 512,
         enable_graph: bool = False,
         graph_batch_sizes: Sequence[int] | None = None,
+        packed_cache: str | Path | None = None,
         num_threads: int | None = None,
         progress: bool = True,
     ) -> None:
@@ -89,6 +92,7 @@ class Engine:
             mem_fraction=mem_fraction,
             graph_batch_sizes=batch_sizes if enable_graph else (),
             progress=progress,
+            packed_cache=None if packed_cache is None else Path(packed_cache),
         )
         self._router: ChunkRouter | None = ChunkRouter(
             Scheduler(self._runner, chunked_prefill_size, enable_radix_cache=enable_radix_cache)

@@ -52,6 +52,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="most prompt tokens of one forward pass (default: %(default)s)",
     )
     group.add_argument(
+        "--packed-cache",
+        metavar="DIR",
+        help="keep packed weights here; the next start maps them and is faster",
+    )
+    group.add_argument(
         "--enable-graph", action="store_true", help="compile decode with torch.compile at start"
     )
     group.add_argument("--threads", type=int, metavar="N", help="threads (default: Torch's choice)")
@@ -121,6 +126,7 @@ def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engi
         max_total_tokens=args.max_total_tokens,
         chunked_prefill_size=args.chunked_prefill_size,
         enable_graph=args.enable_graph,
+        packed_cache=args.packed_cache,
         num_threads=args.threads,
         progress=not args.quiet,
     )

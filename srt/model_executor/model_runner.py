@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,7 @@ class ModelRunner:
         mem_fraction: Share of the memory that is free after loading which the KV cache may take.
         graph_batch_sizes: Decode batch sizes to compile; empty for none.
         progress: Show progress bars.
+        packed_cache: Directory in which packed weights are kept for the next start.
 
     Raises:
         SrtError: The checkpoint or the configuration does not work.
@@ -62,9 +64,10 @@ class ModelRunner:
         mem_fraction: float = DEFAULT_MEM_FRACTION,
         graph_batch_sizes: Sequence[int] = (),
         progress: bool = True,
+        packed_cache: Path | None = None,
     ) -> None:
         self.config = config
-        self.model: nn.Module = load_model(config, progress=progress)
+        self.model: nn.Module = load_model(config, progress=progress, packed_cache=packed_cache)
         size = choose_cache_size(
             config.kv_layout.bytes_per_token(config.dtype.itemsize),
             wanted=config.context_length * max_running_requests,

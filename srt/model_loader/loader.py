@@ -9,9 +9,11 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from srt.configs.model_config import ModelConfig
@@ -23,6 +25,9 @@ from srt.model_loader.checkpoint import Checkpoint, TensorMeta
 from srt.model_loader.mistral_form import to_hf_rows
 from srt.model_loader.weight_names import canonical_name, split_tensor_name
 from srt.models.registry import get_model_class
+
+if TYPE_CHECKING:
+    from srt.model_loader.packed_cache import PackedCache
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +44,15 @@ class _ModulePlan:
     sources: list[tuple[str, ShardId, TensorMeta]] = field(default_factory=list)
 
 
-def load_model(config: ModelConfig, *, progress: bool = True) -> nn.Module:
+def load_model(
+    config: ModelConfig, *, progress: bool = True, packed_cache: Path | None = None
+) -> nn.Module:
     """The model of a checkpoint, packed and ready to run.
 
     Args:
         config: What the checkpoint's configuration says.
         progress: Show a progress bar on stderr if that is a terminal.
+        packed_cache: Directory in which packed weights are kept for the next start.
 
     Raises:
         CheckpointError: A tensor is missing, unknown, or of the wrong shape, dtype or value.
@@ -58,25 +66,63 @@ def load_model(config: ModelConfig, *, progress: bool = True) -> nn.Module:
         if config.dtype is torch.float32:
             use_float32(model)
         plans = _match(model, checkpoint, quant)
-        bar = tqdm(
-            total=sum(meta.nbytes for plan in plans for _, _, meta in plan.sources),
-            desc="Loading weights",
-            unit="B",
-            unit_scale=True,
-            file=sys.stderr,
-            leave=False,
-            disable=not (progress and sys.stderr.isatty()),
-        )
-        with bar, torch.no_grad():
-            unreleased = 0
-            for plan in plans:
-                nbytes = _load_module(plan, checkpoint, config)
-                bar.update(nbytes)
-                unreleased += nbytes
-                if unreleased >= _RELEASE_BYTES:
-                    checkpoint.release()
-                    unreleased = 0
+        if packed_cache is None:
+            _load_modules(plans, checkpoint, config, progress, record=None)
+        else:
+            cache = _open_cache(packed_cache, checkpoint, config, plans)
+            if not cache.restore(model):
+                cache.start_recording()
+                _load_modules(plans, checkpoint, config, progress, record=cache.record)
+                cache.store(model)
     return model.eval()
+
+
+def _open_cache(
+    directory: Path, checkpoint: Checkpoint, config: ModelConfig, plans: list[_ModulePlan]
+) -> "PackedCache":
+    from srt.model_loader.packed_cache import PackedCache, cache_key  # few starts need them
+
+    places = [
+        (
+            plan.name,
+            type(plan.module).__name__,
+            type(getattr(plan.module, "quant_method", None)).__name__,
+            [(name, str(p.dtype), p.shape) for name, p in plan.module.named_parameters()],
+            [(name, shard, meta.name, meta.dtype) for name, shard, meta in plan.sources],
+        )
+        for plan in plans
+    ]
+    key = cache_key(config.path, config.dtype, places)
+    tensors = [meta.name for plan in plans for _, _, meta in plan.sources]
+    return PackedCache(directory, checkpoint, key, tensors)
+
+
+def _load_modules(
+    plans: list[_ModulePlan],
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    progress: bool,
+    record: Callable[[str, Tensor], None] | None,
+) -> None:
+    """Fills and packs all modules; `record` is called with each tensor that is read."""
+    bar = tqdm(
+        total=sum(meta.nbytes for plan in plans for _, _, meta in plan.sources),
+        desc="Loading weights",
+        unit="B",
+        unit_scale=True,
+        file=sys.stderr,
+        leave=False,
+        disable=not (progress and sys.stderr.isatty()),
+    )
+    with bar, torch.no_grad():
+        unreleased = 0
+        for plan in plans:
+            nbytes = _load_module(plan, checkpoint, config, record)
+            bar.update(nbytes)
+            unreleased += nbytes
+            if unreleased >= _RELEASE_BYTES:
+                checkpoint.release()
+                unreleased = 0
 
 
 def _match(
@@ -170,7 +216,12 @@ def _filled_shards(
     )
 
 
-def _load_module(plan: _ModulePlan, checkpoint: Checkpoint, config: ModelConfig) -> int:
+def _load_module(
+    plan: _ModulePlan,
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    record: Callable[[str, Tensor], None] | None,
+) -> int:
     """Fills and packs one module; returns the bytes read."""
     nbytes = 0
     loading = {
@@ -179,15 +230,18 @@ def _load_module(plan: _ModulePlan, checkpoint: Checkpoint, config: ModelConfig)
         if isinstance(parameter, ModelParameter)
     }
     for name, shard, meta in plan.sources:
+        stored = checkpoint.get(meta.name)
+        if record is not None:
+            record(meta.name, stored)
         source = to_hf_rows(
             meta,
-            checkpoint.get(meta.name),
+            stored,
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
         )
         loading[name].load(source, meta, shard)
-        del source
+        del stored, source
         nbytes += meta.nbytes
     for name, parameter in loading.items():
         setattr(plan.module, name, nn.Parameter(parameter.data, requires_grad=False))

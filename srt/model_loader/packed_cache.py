@@ -1,0 +1,273 @@
+"""A model's weights on disk as the kernels read them: `--packed-cache DIR`.
+
+The first start writes an entry of `DIR`: the packed parameters as safetensors files and a manifest.
+Later starts map these files and neither copy nor pack; processes that run the same model share the
+pages. An entry is used only if
+
+- everything that decides what packed parameters look like is the same (`CacheKey`): versions, the
+  kernels' layout, dtype, configuration files, and which tensor fills which parameter;
+- the checkpoint's tensors are the same: by the identity of its files, or else by their hashes;
+- the parameters have the hashes that the manifest holds, which each start computes.
+
+Otherwise it is rebuilt, with a line in the log. Entries are written beside their place and renamed,
+under a lock, so that starts at the same time do not meet. What fails here costs the cache and never
+the start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import sgl_kernel
+from srt.errors import CheckpointError, SrtError
+from srt.model_loader.checkpoint import Checkpoint
+from srt.model_loader.config_files import CONFIG_FILE, MISTRAL_FILE, MODELOPT_FILE, read_json
+from srt.model_loader.fingerprint import (
+    are_settled,
+    digest_bytes,
+    digest_tensor,
+    digest_tensors,
+    identify_files,
+)
+from srt.model_loader.writer import CheckpointWriter, TensorSpec
+from srt.version import __version__
+
+logger = logging.getLogger(__name__)
+
+_MANIFEST = "manifest.json"
+# Raise when entries or the way to read them change.
+_FORMAT = 1
+# Room for headers and manifest when the free disk space is checked.
+_DISK_RESERVE = 16 << 20
+
+
+def cache_key(config_directory: Path, dtype: torch.dtype, places: object) -> dict[str, Any]:
+    """What packed parameters depend on besides the checkpoint's bytes.
+
+    Args:
+        config_directory: The checkpoint's directory.
+        dtype: Dtype of activations.
+        places: Which tensors fill which parameters of which layers, as JSON can hold it.
+    """
+    files = (CONFIG_FILE, MODELOPT_FILE, MISTRAL_FILE)
+    found = [config_directory / name for name in files if (config_directory / name).is_file()]
+    return {
+        "format": _FORMAT,
+        "srt": [__version__, _code_digest()],
+        "kernels": [sgl_kernel.__version__, _layout_digest()],
+        "byte order": sys.byteorder,
+        "dtype": str(dtype),
+        "configuration": {file.name: digest_bytes(file.read_bytes()) for file in found},
+        "places": digest_bytes(json.dumps(places).encode()),
+    }
+
+
+def _code_digest() -> str:
+    """Tells versions of srt apart that have the same number, as they do while it is developed."""
+    package = Path(__file__).parents[1]
+    files = sorted(package.rglob("*.py"))
+    return digest_bytes("".join(digest_bytes(file.read_bytes()) for file in files).encode())
+
+
+def _layout_digest() -> str:
+    """Tells the kernels' packed layout by packing matrices that no block size divides."""
+    digests = []
+    for dtype in (torch.float8_e4m3fn, torch.bfloat16):
+        codes = torch.arange(67 * 131 * dtype.itemsize, dtype=torch.int32).remainder(113)
+        weight = codes.to(torch.uint8).view(dtype).view(67, 131)
+        digests.append(digest_tensor(sgl_kernel.convert_weight_packed(weight)))
+    return digest_bytes("".join(digests).encode())
+
+
+class PackedCache:
+    """The entry of one model in a cache directory.
+
+    Args:
+        directory: The cache directory; created when there is something to write.
+        checkpoint: The source.
+        key: Of `cache_key`.
+        tensors: Names of the source tensors that the model takes.
+
+    Raises:
+        SrtError: `directory` is something else than a directory.
+    """
+
+    def __init__(
+        self, directory: Path, checkpoint: Checkpoint, key: Mapping[str, Any], tensors: list[str]
+    ) -> None:
+        if directory.exists() and not directory.is_dir():
+            raise SrtError(f"packed cache {directory} is not a directory")
+        source = checkpoint.path.resolve()
+        # One entry for each place and dtype: an entry that is out of date is replaced.
+        place = digest_bytes(f"{source}\0{key['dtype']}".encode())[:12]
+        self._entry = directory / f"{source.name}-{place}"
+        self._checkpoint = checkpoint
+        self._key = dict(key)
+        self._tensors = tensors
+        self._digests: dict[str, str] = {}
+        self._identity: dict[str, list[int | str]] = {}
+        self._is_settled = False
+
+    def restore(self, model: nn.Module) -> bool:
+        """Gives `model` the cached parameters, mapped; False if there is no entry to trust, and
+        the model is as it was.
+        """
+        if not self._entry.is_dir():
+            logger.info("packed cache: %s will be written", self._entry)
+            return False
+        try:
+            manifest = read_json(self._entry / _MANIFEST)
+            reason = self._find_change(manifest) or self._find_source_change(manifest)
+            parameters = {} if reason else self._read_parameters(manifest)
+        except (SrtError, OSError, KeyError, TypeError, AttributeError) as error:
+            reason = f"it is damaged: {error}"
+        if reason:
+            logger.warning("packed cache %s is rebuilt; %s", self._entry, reason)
+            return False
+        _set_parameters(model, parameters)
+        return True
+
+    def _find_change(self, manifest: Mapping[str, Any]) -> str | None:
+        held = manifest["key"]
+        changed = [name for name in self._key if held.get(name) != self._key[name]]
+        return f"it was written with other {', '.join(changed)}" if changed else None
+
+    def _find_source_change(self, manifest: Mapping[str, Any]) -> str | None:
+        self.start_recording()
+        if self._is_settled and self._identity == manifest["source_files"]:
+            return None
+        logger.info("packed cache: hashing %s, whose files look new", self._checkpoint.path)
+        digests = digest_tensors(self._checkpoint, self._tensors)
+        self._checkpoint.release()
+        held = manifest["source_tensors"]
+        changed = [name for name in self._tensors if digests[name] != held.get(name)]
+        if changed:
+            more = f" and {len(changed) - 1} more" if changed[1:] else ""
+            return f"{self._checkpoint.path} has changed: {changed[0]}{more}"
+        if self._is_settled:
+            self._update_manifest({**manifest, "source_files": self._identity})
+        return None
+
+    def _update_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Spares the next start the hashing; not worth more than a try."""
+        scratch = self._entry / f".{_MANIFEST}.{os.getpid()}"
+        try:
+            scratch.write_text(json.dumps(manifest, indent=1))
+            scratch.replace(self._entry / _MANIFEST)
+        except OSError as error:
+            logger.info("packed cache: the manifest stays as it is: %s", error)
+
+    def _read_parameters(self, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Mapped parameters by name. Raises CheckpointError unless all are as they were written."""
+        digests = manifest["parameters"]
+        with Checkpoint.open(self._entry) as packed:
+            if set(packed.names()) != set(digests):
+                raise CheckpointError("the manifest names other parameters", file=self._entry)
+            parameters = {name: packed.get(name) for name in digests}
+            for name, tensor in parameters.items():
+                found = digest_tensor(tensor)
+                if found != digests[name]:
+                    raise CheckpointError(
+                        "a parameter has changed",
+                        file=packed.meta(name).file,
+                        tensor=name,
+                        expected=digests[name],
+                        found=found,
+                    )
+        return parameters
+
+    def start_recording(self) -> None:
+        """To be called before the first source tensor is read."""
+        self._is_settled = are_settled(self._checkpoint.files)
+        self._identity = identify_files(self._checkpoint.files)
+
+    def record(self, name: str, tensor: Tensor) -> None:
+        """To be called with each source tensor that is read."""
+        self._digests[name] = digest_tensor(tensor)
+
+    def store(self, model: nn.Module) -> None:
+        """Writes the entry. What goes wrong is logged."""
+        parameters = {name: p.data for name, p in model.named_parameters()}
+        nbytes = sum(tensor.nbytes for tensor in parameters.values())
+        try:
+            self._entry.parent.mkdir(parents=True, exist_ok=True)
+            with self._lock() as locked:
+                if not locked:
+                    logger.info("packed cache: another process writes %s", self._entry)
+                    return
+                free = shutil.disk_usage(self._entry.parent).free
+                if free < nbytes + _DISK_RESERVE:
+                    logger.warning(
+                        "packed cache %s is not written: it needs %s bytes, %s are free",
+                        self._entry,
+                        f"{nbytes + _DISK_RESERVE:,}",
+                        f"{free:,}",
+                    )
+                    return
+                self._write(parameters)
+        except OSError as error:
+            logger.warning("packed cache %s is not written: %s", self._entry, error)
+
+    @contextmanager
+    def _lock(self) -> Iterator[bool]:
+        """Whether this process is the only one that writes the entry."""
+        with (self._entry.parent / f".{self._entry.name}.lock").open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+
+    def _write(self, parameters: Mapping[str, Tensor]) -> None:
+        scratch, old = (self._entry.parent / f".{self._entry.name}.{s}" for s in ("tmp", "old"))
+        # The lock is ours: what is there was left by a process that ended early.
+        for left in (scratch, old):
+            shutil.rmtree(left, ignore_errors=True)
+        scratch.mkdir()
+        try:
+            specs = [TensorSpec(n, t.dtype, tuple(t.shape)) for n, t in parameters.items()]
+            with CheckpointWriter(scratch, specs) as writer:
+                for name, tensor in parameters.items():
+                    writer.write(name, tensor)
+            manifest = {
+                "key": self._key,
+                "source_files": self._identity if self._is_settled else None,
+                "source_tensors": self._digests,
+                "parameters": {name: digest_tensor(tensor) for name, tensor in parameters.items()},
+            }
+            (scratch / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+            if identify_files(self._checkpoint.files) != self._identity:
+                raise OSError(f"{self._checkpoint.path} has changed while it was loaded")
+            if self._entry.exists():
+                self._entry.rename(old)
+            scratch.rename(self._entry)
+            shutil.rmtree(old, ignore_errors=True)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        logger.info("packed cache: wrote %s", self._entry)
+
+
+def _set_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    """Makes `parameters` all the parameters that `model` has."""
+    for full_name in [name for name, _ in model.named_parameters()]:
+        if full_name not in parameters:
+            module_name, _, name = full_name.rpartition(".")
+            delattr(model.get_submodule(module_name), name)
+    for full_name, tensor in parameters.items():
+        module_name, _, name = full_name.rpartition(".")
+        parameter = nn.Parameter(tensor, requires_grad=False)
+        setattr(model.get_submodule(module_name), name, parameter)

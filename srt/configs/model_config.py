@@ -55,7 +55,11 @@ class ModelConfig:
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, dtype: str = "auto", context_length: int | None = None
+        cls,
+        path: str | Path,
+        dtype: str = "auto",
+        context_length: int | None = None,
+        quantization: str | None = None,
     ) -> "ModelConfig":
         """Reads the configuration in a checkpoint directory; no weights are touched.
 
@@ -64,6 +68,8 @@ class ModelConfig:
             dtype: One of DTYPE_CHOICES; `auto` is float16, whose significand has three more bits
                 than that of bfloat16 and which the kernels multiply as fast.
             context_length: Limit below the model's own.
+            quantization: One of QUANTIZATION_CHOICES, to quantize an unquantized checkpoint while
+                it is loaded.
 
         Raises:
             CheckpointError: A file is missing or damaged, or lacks a key.
@@ -76,7 +82,7 @@ class ModelConfig:
         text = model.config
         if model.skipped_modules:
             logger.info("text only: %s are skipped", ", ".join(model.skipped_modules))
-        quant_config = get_quantization_config(raw)
+        quant_config = get_quantization_config(raw, quantization)
 
         required = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
         for key in required:

@@ -31,6 +31,8 @@ class Engine:
         revision: Branch, tag or commit of a model on the Hub; None for `main`.
         dtype: Dtype of activations: `bfloat16`, or `float16` (`auto`), which is more exact and as
             fast; bfloat16 has the larger range.
+        quantization: `fp8`, `fp8-per-channel` or `fp8-block` quantizes an unquantized checkpoint
+            while it is loaded; None runs it as it is.
         context_length: Longest sequence, prompt and output together; None for the model's own
             limit.
         max_running_requests: Most requests decoded together; further ones wait.
@@ -57,6 +59,7 @@ class Engine:
         *,
         revision: str | None = None,
         dtype: str = "auto",
+        quantization: str | None = None,
         context_length: int | None = None,
         max_running_requests: int = 32,
         max_total_tokens: int | None = None,
@@ -81,7 +84,10 @@ class Engine:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         self.model_config = ModelConfig.from_pretrained(
-            resolve_model(model_path, revision, progress=progress), dtype, context_length
+            resolve_model(model_path, revision, progress=progress),
+            dtype,
+            context_length,
+            quantization,
         )
         self.tokenizer: Any | None = load_tokenizer(self.model_config.path)
         batch_sizes = graph_batch_sizes or default_batch_sizes(max_running_requests)

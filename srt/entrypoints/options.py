@@ -4,7 +4,7 @@ import argparse
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from srt.configs.dtypes import DTYPE_CHOICES
+from srt.configs.dtypes import DTYPE_CHOICES, QUANTIZATION_CHOICES
 from srt.errors import SrtError
 
 if TYPE_CHECKING:
@@ -31,6 +31,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         choices=DTYPE_CHOICES,
         default="auto",
         help="dtype of activations (default: %(default)s)",
+    )
+    group.add_argument(
+        "--quantization",
+        choices=tuple(QUANTIZATION_CHOICES),
+        help="quantize a bf16, fp16 or f32 checkpoint to FP8 while loading it: per tensor, per "
+        "channel, or per block of 128 x 128 (default: run it as it is)",
     )
     group.add_argument(
         "--context-length",
@@ -121,6 +127,7 @@ def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engi
         args.model,
         revision=args.revision,
         dtype=args.dtype,
+        quantization=args.quantization,
         context_length=args.context_length,
         max_running_requests=max_running_requests,
         max_total_tokens=args.max_total_tokens,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from srt.quantize.quantizer import WeightReport
 
 # Named here so that `srt --help` need not import torch; a test compares them with the registry.
-SCHEME_NAMES = ("per-tensor", "per-channel")
+SCHEME_NAMES = ("per-tensor", "per-channel", "block")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,8 +33,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--scheme",
         choices=SCHEME_NAMES,
         default=SCHEME_NAMES[0],
-        help="which elements share a scale: all of a weight, or those of an output channel "
-        "(default: %(default)s)",
+        help="which elements share a scale: all of a weight, those of an output channel, or those "
+        "of a block of 128 x 128 (default: %(default)s)",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a checkpoint that DST holds already"

@@ -211,6 +211,10 @@ class WeightScaleParameter(ModelParameter):
                 expected="finite values above zero",
                 found=f"{flat[index].item()} at index {index}",
             )
+        self.place(scales, shard_id)
+
+    def place(self, scales: Tensor, shard_id: ShardId) -> None:
+        """Writes float32 `scales` of any of the shapes above for a shard, unchecked."""
         rows = self._weight_rows(shard_id)
         # The first row of the shard's weight that each row of the parameter stands for.
         first = torch.arange(0, rows.stop - rows.start, self.row_block, device="cpu")

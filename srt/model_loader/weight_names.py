@@ -33,6 +33,7 @@ MISTRAL_MODULES: Mapping[str, str] = {
 _MISTRAL_NAME = re.compile(
     rf"(layers\.\d+\.)?({'|'.join(map(re.escape, MISTRAL_MODULES))})(?=\.|$)"
 )
+_DECODER_MODULE = re.compile(r"layers\.\d+\.")
 
 
 def canonical_name(name: str) -> str:
@@ -46,6 +47,11 @@ def canonical_name(name: str) -> str:
     if match is None:
         return name
     return f"{match[1] or ''}{MISTRAL_MODULES[match[2]]}{name[match.end() :]}"
+
+
+def is_decoder_module(name: str) -> bool:
+    """Whether `name` is that of a module inside a decoder layer, in any spelling."""
+    return _DECODER_MODULE.match(canonical_name(name)) is not None
 
 
 def split_tensor_name(name: str) -> tuple[str, str]:

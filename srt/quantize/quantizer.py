@@ -1,14 +1,14 @@
 """Writes an FP8 copy of a 16 or 32-bit checkpoint, one tensor at a time.
 
 The result is in Hugging Face's form (`quant_method: fp8`): each linear layer of the decoder holds
-`weight` in e4m3 and `weight_scale` in f32, and everything else stays in 16 bits.
+`weight` in e4m3 and its scale in f32 (`weight_scale`, or `weight_scale_inv` with a
+`weight_block_size`, as DeepSeek-V3 spells it), and everything else stays in 16 bits.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,15 +20,19 @@ import torch
 from tqdm import tqdm
 
 from srt.configs.text_model import get_text_model
-from srt.errors import CheckpointError, SrtError
+from srt.errors import CheckpointError, SrtError, UnsupportedConfigError
 from srt.model_loader.checkpoint import Checkpoint, TensorMeta
-from srt.model_loader.config_files import CONFIG_FILE, read_config
+from srt.model_loader.config_files import (
+    CONFIG_FILE,
+    find_quantization,
+    is_mistral_form,
+    read_config,
+)
+from srt.model_loader.weight_names import is_decoder_module, split_tensor_name
 from srt.model_loader.writer import MAX_SHARD_SIZE, CheckpointWriter, TensorSpec
 from srt.quantize.scheme import QuantizationError, Scheme, quantize_weight
 
 _SOURCE_DTYPES = ("BF16", "F16", "F32")
-# The matrices of decoder layers are their linear layers' weights; norms are vectors.
-_DECODER_WEIGHT = re.compile(r"(^|\.)layers\.\d+\.(.+\.)?weight$")
 # What belongs to a model besides its weights: configuration, tokenizer, chat template, license.
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "LICENSE*", "NOTICE*")
 # Room for headers, configuration and tokenizer when the free disk space is checked.
@@ -46,12 +50,13 @@ class WeightReport:
 
 def is_quantizable(meta: TensorMeta) -> bool:
     """Whether the tensor is the weight of a linear layer inside a decoder layer."""
-    return len(meta.shape) == 2 and _DECODER_WEIGHT.search(meta.name) is not None
+    module, parameter = split_tensor_name(meta.name)
+    return len(meta.shape) == 2 and parameter == "weight" and is_decoder_module(module)
 
 
-def scale_name(weight_name: str) -> str:
+def scale_name(weight_name: str, scheme: Scheme) -> str:
     """Name of the scale that belongs to `weight_name`: `x.weight` gives `x.weight_scale`."""
-    return f"{weight_name}_scale"
+    return f"{weight_name.removesuffix('weight')}{scheme.scale_name}"
 
 
 def quantize_checkpoint(
@@ -79,13 +84,19 @@ def quantize_checkpoint(
         One report for each quantized weight, in the order of their names.
 
     Raises:
-        UnsupportedConfigError: the architecture is not supported.
+        UnsupportedConfigError: the architecture is not supported, or the source is in Mistral's own
+            form.
         CheckpointError: the source is damaged, is quantized already, or a weight holds NaN or
             infinity.
         SrtError: the destination exists, or the disk has not enough space.
     """
     source, destination = Path(source), Path(destination)
     config = read_config(source)
+    if is_mistral_form(source):
+        raise UnsupportedConfigError(
+            f"{source} is in Mistral's own form; quantize its Hugging Face form, or quantize it "
+            "while loading (--quantization)"
+        )
     _check_source_config(config, source / CONFIG_FILE)
     with Checkpoint.open(source) as checkpoint:
         _check_source_tensors(checkpoint)
@@ -96,7 +107,7 @@ def quantize_checkpoint(
             with CheckpointWriter(scratch, specs, max_shard_size) as writer:
                 reports = _write_tensors(checkpoint, metas, writer, scheme, show_progress)
             _copy_other_files(source, scratch)
-            _write_config(config, metas, scratch / CONFIG_FILE)
+            _write_config(config, metas, scheme, scratch / CONFIG_FILE)
     return reports
 
 
@@ -124,7 +135,7 @@ def _write_tensors(
                 except ValueError as error:
                     raise _bad_weight(meta, str(error)) from error
                 writer.write(meta.name, result.weight)
-                writer.write(scale_name(meta.name), result.scale)
+                writer.write(scale_name(meta.name, scheme), result.scale)
                 reports.append(WeightReport(meta.name, meta.shape, result.error))
             else:
                 if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -150,7 +161,7 @@ def _output_specs(meta: TensorMeta, scheme: Scheme) -> Iterator[TensorSpec]:
         yield TensorSpec(meta.name, _output_dtype(meta), meta.shape)
         return
     yield TensorSpec(meta.name, torch.float8_e4m3fn, meta.shape)
-    yield TensorSpec(scale_name(meta.name), torch.float32, scheme.scale_shape(meta.shape))
+    yield TensorSpec(scale_name(meta.name, scheme), torch.float32, scheme.scale_shape(meta.shape))
 
 
 def _natural_key(name: str) -> list[tuple[int, str]]:
@@ -237,7 +248,9 @@ def _copy_other_files(source: Path, scratch: Path) -> None:
                 shutil.copyfile(file, scratch / file.name)
 
 
-def _write_config(config: dict[str, Any], metas: list[TensorMeta], file: Path) -> None:
+def _write_config(
+    config: dict[str, Any], metas: list[TensorMeta], scheme: Scheme, file: Path
+) -> None:
     kept = {str(_output_dtype(meta)) for meta in metas if meta.dtype in _SOURCE_DTYPES}
     result = dict(config)
     key = "dtype" if "dtype" in config else "torch_dtype"
@@ -246,7 +259,7 @@ def _write_config(config: dict[str, Any], metas: list[TensorMeta], file: Path) -
         "quant_method": "fp8",
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
-        "weight_block_size": None,
+        "weight_block_size": list(scheme.block_size) if scheme.block_size else None,
         "modules_to_not_convert": ["lm_head"],
     }
     file.write_text(json.dumps(result, indent=2) + "\n")
@@ -254,9 +267,9 @@ def _write_config(config: dict[str, Any], metas: list[TensorMeta], file: Path) -
 
 def _check_source_config(config: dict[str, Any], file: Path) -> None:
     get_text_model(config, file)
-    quantization = config.get("quantization_config") or config.get("compression_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    quantization = find_quantization(config, file)
+    if quantization is not None:
+        method = quantization.get("quant_method")
         raise CheckpointError(
             "the source is quantized already",
             file=file,

@@ -23,17 +23,31 @@ _CHUNK_ELEMENTS = 1 << 20
 
 
 class Scheme(ABC):
-    """Which elements of a weight `[N, K]` share a scale."""
+    """Which elements of a weight `[N, K]` share a scale.
+
+    Attributes:
+        name: As the command line spells it.
+        scale_name: Name that checkpoints of this scheme give the scale, beside `weight`.
+        block_size: (block_n, block_k) of a grid of scales, None for the other schemes.
+    """
 
     name: str
+    scale_name = "weight_scale"
+    block_size: tuple[int, int] | None = None
 
     @abstractmethod
     def scale_shape(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of `weight_scale` for a weight of shape `[N, K]`; it broadcasts against it."""
+        """Shape of the scale of a weight of shape `[N, K]`."""
 
     @abstractmethod
     def absmax(self, weight: torch.Tensor) -> torch.Tensor:
         """Largest |element| for each scale, f32 of `scale_shape`; NaN where an element is NaN."""
+
+    @abstractmethod
+    def expand(
+        self, scale: torch.Tensor, rows: slice, weight_shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        """The scale of each element of the weight's `rows`: broadcasts against them."""
 
 
 class PerTensor(Scheme):
@@ -48,6 +62,11 @@ class PerTensor(Scheme):
         low, high = torch.aminmax(weight)
         return torch.maximum(-low, high).float()
 
+    def expand(
+        self, scale: torch.Tensor, rows: slice, weight_shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        return scale
+
 
 class PerChannel(Scheme):
     """One scale for each of the N output channels, stored as `[N, 1]`."""
@@ -61,8 +80,47 @@ class PerChannel(Scheme):
         low, high = torch.aminmax(weight, dim=1, keepdim=True)
         return torch.maximum(-low, high).float()
 
+    def expand(
+        self, scale: torch.Tensor, rows: slice, weight_shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        return scale[rows]
 
-SCHEMES: Mapping[str, Scheme] = {scheme.name: scheme for scheme in (PerTensor(), PerChannel())}
+
+class PerBlock(Scheme):
+    """One scale for each block of 128 x 128 elements, as in DeepSeek-V3
+    (https://arxiv.org/abs/2412.19437), stored as `[ceil(N / 128), ceil(K / 128)]`; blocks at the
+    edges are smaller.
+    """
+
+    name = "block"
+    scale_name = "weight_scale_inv"
+    block_size = (128, 128)
+
+    def scale_shape(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
+        block_n, block_k = self.block_size
+        return (-(-weight_shape[0] // block_n), -(-weight_shape[1] // block_k))
+
+    def absmax(self, weight: torch.Tensor) -> torch.Tensor:
+        block_n, block_k = self.block_size
+        result = torch.empty(self.scale_shape(tuple(weight.shape)))
+        for row, rows in zip(result, weight.split(block_n), strict=True):
+            low, high = torch.aminmax(rows, dim=0)
+            columns = torch.maximum(-low, high).float()
+            for i, block in enumerate(columns.split(block_k)):
+                row[i] = block.max()
+        return result
+
+    def expand(
+        self, scale: torch.Tensor, rows: slice, weight_shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        block_n, block_k = self.block_size
+        row_scales = scale[torch.arange(rows.start, rows.stop) // block_n]
+        return row_scales.repeat_interleave(block_k, dim=1)[:, : weight_shape[1]]
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    scheme.name: scheme for scheme in (PerTensor(), PerChannel(), PerBlock())
+}
 
 
 @dataclass(frozen=True)
@@ -97,6 +155,18 @@ def compute_scale(absmax: torch.Tensor) -> torch.Tensor:
     return torch.where(absmax == 0, torch.ones_like(scale), scale)
 
 
+def encode_weight(weight: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
+    """(e4m3 weight `[N, K]`, f32 scale of `scheme`): what :func:`quantize_weight` gives, without
+    measuring what was lost.
+    """
+    scale = _compute_scales(weight, scheme)
+    quantized = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+    for rows in _row_chunks(weight):
+        chunk_scale = scheme.expand(scale, rows, tuple(weight.shape))
+        quantized[rows] = _round_to_e4m3(weight[rows].float() / chunk_scale)
+    return quantized, scale
+
+
 def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> QuantizedWeight:
     """Quantizes a weight to e4m3, rounding to nearest even with saturation, in f32.
 
@@ -107,24 +177,16 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> QuantizedWeight:
     Raises:
         ValueError: the weight is not 2-D and floating, is empty, or holds NaN or infinity.
     """
-    if weight.dim() != 2 or weight.numel() == 0 or not weight.is_floating_point():
-        raise ValueError(
-            f"expected a floating-point weight [N, K], got {weight.dtype} {list(weight.shape)}"
-        )
-    absmax = scheme.absmax(weight)
-    if not torch.isfinite(absmax).all():
-        raise ValueError("the weight holds NaN or infinity")
-    scale = compute_scale(absmax)
+    scale = _compute_scales(weight, scheme)
     quantized = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
     error_squares = weight_squares = max_abs = 0.0
     saturated = nonzero = flushed = 0
     for rows in _row_chunks(weight):
         original = weight[rows].float()
-        chunk_scale = scale.expand(weight.shape[0], 1)[rows]
+        chunk_scale = scheme.expand(scale, rows, tuple(weight.shape))
         scaled = original / chunk_scale
         saturated += int((scaled.abs() >= _SATURATES_FROM).sum())
-        # Torch's conversion rounds to nearest even, but gives NaN beyond the range.
-        quantized[rows] = scaled.clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+        quantized[rows] = _round_to_e4m3(scaled)
         restored = quantized[rows].float()
         is_nonzero = original != 0
         nonzero += int(is_nonzero.sum())
@@ -140,6 +202,25 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> QuantizedWeight:
         flushed=flushed / nonzero if nonzero else 0.0,
     )
     return QuantizedWeight(quantized, scale, error)
+
+
+def _compute_scales(weight: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Scales of a weight that is fit for quantization; raises ValueError if it is not."""
+    if weight.dim() != 2 or weight.numel() == 0 or not weight.is_floating_point():
+        raise ValueError(
+            f"expected a floating-point weight [N, K], got {weight.dtype} {list(weight.shape)}"
+        )
+    absmax = scheme.absmax(weight)
+    if not torch.isfinite(absmax).all():
+        raise ValueError("the weight holds NaN or infinity")
+    return compute_scale(absmax)
+
+
+def _round_to_e4m3(scaled: torch.Tensor) -> torch.Tensor:
+    """Rounds in place and converts. Torch's conversion rounds to nearest even, but gives NaN beyond
+    the range.
+    """
+    return scaled.clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
 
 
 def _square_sum(x: torch.Tensor) -> float:

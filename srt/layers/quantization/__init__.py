@@ -10,7 +10,9 @@ from srt.layers.quantization.base_config import LinearMethodBase, QuantizationCo
 from srt.layers.quantization.compressed_tensors import CompressedTensorsConfig
 from srt.layers.quantization.fbgemm_fp8 import FbgemmFp8Config
 from srt.layers.quantization.fp8 import Fp8Config
+from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
 from srt.layers.quantization.modelopt import ModelOptConfig
+from srt.layers.quantization.online_fp8 import OnlineFp8Config
 from srt.model_loader.config_files import CONFIG_FILE, find_quantization
 
 __all__ = [
@@ -21,23 +23,34 @@ __all__ = [
 ]
 
 # A new format is one QuantizationConfig class and one entry here. Nothing of it imports Torch.
-QUANTIZATION_METHODS: Mapping[str, type[QuantizationConfig]] = {
+QUANTIZATION_METHODS: Mapping[str, type[Fp8CheckpointConfig]] = {
     config.get_name(): config
     for config in (Fp8Config, CompressedTensorsConfig, ModelOptConfig, FbgemmFp8Config)
 }
 
 
-def get_quantization_config(hf_config: Mapping[str, Any]) -> QuantizationConfig | None:
+def get_quantization_config(
+    hf_config: Mapping[str, Any], online: str | None = None
+) -> QuantizationConfig | None:
     """The quantization format of a checkpoint, or None if it has none.
 
     Args:
         hf_config: Content of config.json.
+        online: One of QUANTIZATION_CHOICES, to quantize an unquantized checkpoint while it is
+            loaded; None to run it as it is.
 
     Raises:
         UnsupportedConfigError: The format is not in the registry, or asks for a variant that is not
-            supported.
+            supported; or `online` is no choice, or is asked for a quantized checkpoint.
     """
     quantization = find_quantization(hf_config, CONFIG_FILE)
+    if online is not None:
+        if quantization is not None:
+            raise UnsupportedConfigError(
+                f"quantization {online} is for unquantized checkpoints; this one is quantized "
+                f"already: {_describe(quantization)}"
+            )
+        return OnlineFp8Config.from_choice(online)
     if quantization is None:
         return None
     config = QUANTIZATION_METHODS.get(_method(quantization) or "")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from srt.model_loader.checkpoint import TensorMeta
 
@@ -76,21 +76,7 @@ class LinearMethodBase(QuantizeMethodBase):
 
 
 class QuantizationConfig(ABC):
-    """A checkpoint's quantization format."""
-
-    @classmethod
-    @abstractmethod
-    def get_name(cls) -> str:
-        """The format's `quant_method` in config.json."""
-
-    @classmethod
-    @abstractmethod
-    def from_config(cls, config: Mapping[str, Any]) -> QuantizationConfig:
-        """Reads the `quantization_config` of config.json.
-
-        Raises:
-            UnsupportedConfigError: It asks for something that this runtime does not run.
-        """
+    """How the linear layers of a checkpoint are held."""
 
     @abstractmethod
     def adapt_to(self, metas: Iterable[TensorMeta]) -> QuantizationConfig:

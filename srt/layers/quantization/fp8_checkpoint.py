@@ -107,7 +107,17 @@ class Fp8CheckpointConfig(QuantizationConfig):
 
     @classmethod
     @abstractmethod
-    def from_config(cls: type[Config], config: Mapping[str, Any]) -> Config: ...
+    def get_name(cls) -> str:
+        """The format's `quant_method` in config.json."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls: type[Config], config: Mapping[str, Any]) -> Config:
+        """Reads the `quantization_config` of config.json.
+
+        Raises:
+            UnsupportedConfigError: It asks for something that this runtime does not run.
+        """
 
     def is_ignored(self, module: str) -> bool:
         """Whether `module` (any spelling of its full name) stays unquantized."""

@@ -46,12 +46,20 @@ class Fp8LinearMethod(LinearMethodBase):
         layer.register_parameter(
             "weight", Fp8WeightParameter(weight, shard_sizes, (torch.float8_e4m3fn,))
         )
-        if self.block is not None and not self.mixed:
-            self.row_block = common_row_block(self.block[0], shard_sizes)
+        self.row_block = self.common_row_block(shard_sizes)
         scale = WeightScaleParameter(
             (output_size, input_size), shard_sizes, self.block, self.row_block
         )
         layer.register_parameter("weight_scale", scale)
+
+    def common_row_block(self, shard_sizes: Mapping[str, int]) -> int:
+        """Rows of the weight that a row of the common grid stands for: the most that rows of a
+        block and the places where shards begin are multiples of.
+        """
+        if self.block is None or self.mixed:
+            return 1
+        starts = list(accumulate(shard_sizes.values()))[:-1]
+        return math.gcd(self.block[0], *starts)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         weight = layer.get_parameter("weight").data
@@ -86,9 +94,3 @@ class Fp8LinearMethod(LinearMethodBase):
             )
             out = scaled_mm(rows, weight, scale, bias, dtype, True)
         return restore_rows(out, x)
-
-
-def common_row_block(block_n: int, shard_sizes: Mapping[str, int]) -> int:
-    """The most rows that `block_n` and the places where all shards begin are multiples of."""
-    starts = list(accumulate(shard_sizes.values()))[:-1]
-    return math.gcd(block_n, *starts)

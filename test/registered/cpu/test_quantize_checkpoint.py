@@ -111,14 +111,15 @@ def test_writes_fp8_linear_layers_and_keeps_the_rest(
     source = make_source(dtype)
     reports = quantize_checkpoint(source.path, tmp_path / "out", SCHEMES[name])
     kept_dtype = torch.bfloat16 if dtype == torch.float32 else dtype
-    expected = set(source.tensors) | {f"{n}_scale" for n in source.tensors if is_linear(n)}
+    suffix = "_scale_inv" if name == "block" else "_scale"
+    expected = set(source.tensors) | {f"{n}{suffix}" for n in source.tensors if is_linear(n)}
     with Checkpoint.open(tmp_path / "out") as result:
         assert set(result.names()) == expected
         for tensor_name, original in source.tensors.items():
             written = result.get(tensor_name)
             if is_linear(tensor_name):
                 reference = quantize_weight(original, SCHEMES[name])
-                scale = result.get(f"{tensor_name}_scale")
+                scale = result.get(f"{tensor_name}{suffix}")
                 assert written.dtype == torch.float8_e4m3fn
                 assert torch.equal(written.view(torch.uint8), reference.weight.view(torch.uint8))
                 assert scale.dtype == torch.float32

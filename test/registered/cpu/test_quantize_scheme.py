@@ -16,7 +16,7 @@ from srt.test.ci_register import register_cpu_ci
 register_cpu_ci(est_time=6, suite="per-commit")
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-SHAPES = [(1, 1), (3, 1), (1, 7), (16, 31), (64, 96)]
+SHAPES = [(1, 1), (3, 1), (1, 7), (16, 31), (64, 96), (130, 257)]
 
 
 def e4m3_values() -> np.ndarray:
@@ -44,6 +44,11 @@ def random_weight(shape: tuple[int, int], dtype: torch.dtype, spread: float) -> 
     return (torch.randn(shape, generator=generator) * torch.exp2(exponents)).to(dtype)
 
 
+def expand(scale: torch.Tensor, name: str, shape: tuple[int, int]) -> torch.Tensor:
+    """The scale of each element of a weight."""
+    return SCHEMES[name].expand(scale, slice(0, shape[0]), shape).expand(shape)
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -59,10 +64,15 @@ def test_matches_the_formats_definition(
     assert result.scale.shape == SCHEMES[name].scale_shape(shape)
 
     original = weight.float().numpy()
-    axes = None if name == "per-tensor" else 1
-    absmax = np.abs(original).max(axis=axes, keepdims=name == "per-channel")
+    # The scale of each element, from the definition of the scheme.
+    rows, columns = {"per-tensor": shape, "per-channel": (1, shape[1]), "block": (128, 128)}[name]
+    absmax = np.zeros(shape, np.float32)
+    for n in range(0, shape[0], rows):
+        for k in range(0, shape[1], columns):
+            block = slice(n, n + rows), slice(k, k + columns)
+            absmax[block] = np.abs(original[block]).max()
     scale = (absmax / np.float32(448)).astype(np.float32)
-    np.testing.assert_array_equal(result.scale.numpy(), scale)
+    np.testing.assert_array_equal(expand(result.scale, name, shape).numpy(), scale)
     # The division is in f32, as the kernels' multiplication is.
     expected = round_to_e4m3((original / scale).astype(np.float64))
     np.testing.assert_array_equal(result.weight.float().numpy(), expected)
@@ -73,7 +83,7 @@ def test_matches_the_formats_definition(
 def test_error_is_at_most_half_an_ulp(name: str, dtype: torch.dtype) -> None:
     weight = random_weight((64, 96), dtype, 12.0).double()
     result = quantize_weight(weight.to(dtype), SCHEMES[name])
-    scale = result.scale.double()
+    scale = expand(result.scale, name, (64, 96)).double()
     restored = result.weight.double() * scale
     # Spacing of E4M3 around w / scale: 2^(exponent - 3), and 2^-9 below the normal range.
     exponent = torch.floor(torch.log2((weight.abs() / scale).clamp(min=2.0**-6)))

@@ -43,7 +43,8 @@ def to_hf_config(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: A size is missing or not a positive integer.
-        UnsupportedConfigError: A mixture of experts, latent attention, or another scheme than FP8.
+        UnsupportedConfigError: A mixture of experts, latent attention, audio, or another scheme
+            than FP8.
     """
     if params.get("moe"):
         raise UnsupportedConfigError(
@@ -81,10 +82,27 @@ def to_hf_config(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
+    if _has_vision(params, file):
+        config = {
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "model_type": "mistral3",
+            "tie_word_embeddings": config["tie_word_embeddings"],
+            "text_config": config,
+        }
     quantization = params.get("quantization")
     if quantization:
         config["quantization_config"] = _quantization(quantization, file)
     return config
+
+
+def _has_vision(params: Mapping[str, Any], file: Path) -> bool:
+    """Whether a vision tower, which text does without, is beside the language model."""
+    others = params.get("multimodal") or {}
+    if any(key != "vision_encoder_args" for key in others):
+        raise UnsupportedConfigError(
+            f"{file}: multimodal {', '.join(others)} is not supported; expected vision_encoder_args"
+        )
+    return bool(others or params.get("vision_encoder"))
 
 
 def _rope_parameters(params: Mapping[str, Any], length: int, file: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Layers are compared through products with unit vectors, which give back each wei
 in float32; whole models with transformers over the dequantised weights.
 """
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +71,7 @@ def assert_weights(model: nn.Module, expected: dict[str, Tensor]) -> None:
     assert count == 4 * CONFIG["num_hidden_layers"]
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "mistral-own"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_every_weight_is_exact(name: str, tmp_path: Path, weights: dict[str, Tensor]) -> None:
     skip = ["model.layers.1.mlp.down_proj"]
     expected = write_fp8_checkpoint(FORMATS[name], tmp_path, CONFIG, weights, skip=skip)
@@ -82,6 +83,15 @@ def test_every_weight_is_exact(name: str, tmp_path: Path, weights: dict[str, Ten
         if isinstance(layer, LinearBase) and not isinstance(layer.quant_method, Fp8LinearMethod)
     }
     assert plain == {"lm_head", *skip}
+
+
+def test_mistrals_own_form_without_quantization(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    linear = [name.removesuffix(".weight") for name in weights if "_proj" in name]
+    expected = write_fp8_checkpoint(FORMATS["mistral-own"], tmp_path, CONFIG, weights, skip=linear)
+    params = json.loads((tmp_path / "params.json").read_text())
+    del params["quantization"]
+    (tmp_path / "params.json").write_text(json.dumps(params))
+    assert_weights(load(tmp_path), expected)
 
 
 @pytest.mark.parametrize("name", ["mistral-hf", "compressed-tensors-dynamic", "modelopt"])
@@ -155,8 +165,7 @@ def test_shards_with_scales_of_different_kinds(tmp_path: Path, weights: dict[str
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n for n, f in FORMATS.items() if (f.input_scale or f.cache_scales) and n != "mistral-own"],
+    "name", [name for name, fmt in FORMATS.items() if fmt.input_scale or fmt.cache_scales]
 )
 def test_activation_scales_change_no_logit(
     name: str, tmp_path: Path, weights: dict[str, Tensor]
@@ -172,7 +181,7 @@ def test_activation_scales_change_no_logit(
     assert torch.equal(logits[2], logits[1])
 
 
-@pytest.mark.parametrize("name", ["autofp8-static", "deepseek", "compressed-tensors-dynamic"])
+@pytest.mark.parametrize("name", ["autofp8-static", "deepseek", "mistral-own"])
 def test_logits(name: str, tmp_path: Path, weights: dict[str, Tensor]) -> None:
     """Of a prompt, against transformers in float32 over the dequantised weights."""
     expected = write_fp8_checkpoint(FORMATS[name], tmp_path, CONFIG, weights)

@@ -76,9 +76,9 @@ def get_text_model(config: Mapping[str, Any], file: Path) -> TextModel:
                 f"text model {kind!r} of {architecture} is not supported; "
                 f"supported: {', '.join(architectures)}"
             )
-        # What the wrapper says about tying holds for the model as it was saved.
+        # The wrapper's word on tying, often only its default, counts where the text model is mute.
         tied = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
-        model = TextModel(architectures[kind], {**text, "model_type": kind, **tied}, skipped)
+        model = TextModel(architectures[kind], {**tied, **text, "model_type": kind}, skipped)
     _check_experts(architecture, model.config)
     if model.architecture not in MODEL_REGISTRY:
         raise UnsupportedConfigError(

@@ -3,94 +3,42 @@ transformers' own model in float32 over the dequantised weights.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import load_file, save_file
 
 from srt.configs.model_config import ModelConfig
 from srt.test.ci_register import register_cpu_ci
 from srt.test.contiguous_runner import ContiguousRunner, ExtendInput
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
-from srt.test.tiny_models import (
-    ARCHITECTURES,
-    VOCAB_SIZE,
-    Session,
-    make_tensors,
-    reference_log_probs,
-    vision_modules,
+from srt.test.model_cases import (
+    PROMPT_LEN,
+    PUBLISHED,
+    TOKENS,
+    TOLERANCES,
+    ModelCase,
+    largest_difference,
+    make_case,
+    write_model,
 )
+from srt.test.tiny_models import ARCHITECTURES, Session, make_tensors, reference_log_probs
 
-register_cpu_ci(est_time=40, suite="per-commit")
+register_cpu_ci(est_time=30, suite="per-commit")
 
-TOKENS = torch.randint(0, VOCAB_SIZE, (48,), generator=torch.Generator().manual_seed(7)).tolist()
-PROMPT_LEN = 41
-
-# Largest difference of a log-probability. In float32 only the order of sums differs; the others are
-# what their roundings cost.
-TOLERANCES = {"float32": 2e-4, "float16": 0.04, "bfloat16": 0.12}
-
-_LLAMA_LIKE = ("llama", "mistral", "qwen2")
-PUBLISHED: Mapping[str, tuple[str, ...]] = {
-    "bf16": tuple(ARCHITECTURES),
-    "mistral-hf": ("ministral3", "mistral3", "mistral"),
-    "mistral-hf-channel": ("mistral3",),
-    "autofp8-static": _LLAMA_LIKE,
-    "autofp8-dynamic": (*_LLAMA_LIKE, "deepseek-v2", "deepseek-v3"),
-    "autofp8-kv": _LLAMA_LIKE,
-}
 PAIRS = [(fmt, architecture) for fmt, names in PUBLISHED.items() for architecture in names]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A checkpoint and the log-probabilities `[T, vocab_size]` after each of TOKENS."""
-
-    path: Path
-    expected: Tensor
-
-
-def write(
-    directory: Path, fmt: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Writes a checkpoint; returns the float32 weights that it stands for."""
-    if fmt != "bf16":
-        skip = vision_modules(tensors)
-        return write_fp8_checkpoint(FORMATS[fmt], directory, config, tensors, skip=skip)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(config))
-    save_file(dict(tensors), directory / "model.safetensors")
-    return {name: tensor.float() for name, tensor in tensors.items()}
-
-
-def make_case(directory: Path, fmt: str, architecture: str) -> Case:
-    config = ARCHITECTURES[architecture]
-    weights = write(directory, fmt, config, make_tensors(config))
-    return Case(directory, reference_log_probs(config, weights, TOKENS))
-
-
 @pytest.fixture(scope="module", params=PAIRS, ids="-".join)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelCase:
     return make_case(tmp_path_factory.mktemp("model"), *request.param)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_log_probabilities(case: Case, dtype: str) -> None:
-    """In whole and chunked prefill, and in decode."""
-    session = Session(case.path, dtype)
-    prompt, last = TOKENS[:PROMPT_LEN], PROMPT_LEN - 1
-    found = [session.prefill(prompt, chunk) for chunk in (1, 7, 40, None)]
-    expected = [case.expected[last]] * len(found)
-    for position in range(PROMPT_LEN, len(TOKENS)):
-        found.append(session.decode(TOKENS[position]))
-        expected.append(case.expected[position])
-    difference = (torch.stack(found) - torch.stack(expected)).abs().max()
-    assert difference < TOLERANCES[dtype]
+def test_log_probabilities(case: ModelCase, dtype: str) -> None:
+    assert largest_difference(case, dtype) < TOLERANCES[dtype]
 
 
 # What a configuration would be without the option that a case above is there for.
@@ -145,7 +93,7 @@ def test_a_batch_computes_what_each_request_computes_alone(
     architecture: str, tmp_path: Path
 ) -> None:
     config = ARCHITECTURES[architecture]
-    write(tmp_path, "autofp8-static", config, make_tensors(config))
+    write_model(tmp_path, "autofp8-static", config, make_tensors(config))
     runner = ContiguousRunner(ModelConfig.from_pretrained(tmp_path), max_total_tokens=100)
     inputs = [
         ExtendInput(TOKENS[:30], 0, 1),
@@ -154,6 +102,17 @@ def test_a_batch_computes_what_each_request_computes_alone(
     ]
     alone = torch.cat([runner.extend([request]) for request in inputs])
     assert torch.equal(runner.extend(inputs), alone)
+
+
+def test_activation_scales_change_nothing(tmp_path: Path) -> None:
+    config = ARCHITECTURES["deepseek-v3"]
+    tensors = make_tensors(config)
+    results = []
+    for value in (1e-6, 1e6):
+        path = tmp_path / str(value)
+        write_fp8_checkpoint(FORMATS["modelopt"], path, config, tensors, activation_scale=value)
+        results.append(Session(path, "float16").prefill(TOKENS))
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +128,7 @@ def test_a_batch_computes_what_each_request_computes_alone(
 def test_cache_bytes_of_a_token(architecture: str, elements: int, tmp_path: Path) -> None:
     """Latent attention holds the latent and the rotary part once, whatever the heads."""
     config = ARCHITECTURES[architecture]
-    write(tmp_path, "bf16", config, make_tensors(config))
+    write_model(tmp_path, "bf16", config, make_tensors(config))
     layout = ModelConfig.from_pretrained(tmp_path).kv_layout
     assert layout.bytes_per_token(2) == 2 * elements * 2
 
@@ -186,7 +145,7 @@ def test_absorbed_weights_stay_fp8_where_a_head_has_one_scale(
     fmt: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     config = ARCHITECTURES["deepseek-v3"]
-    write(tmp_path, fmt, config, make_tensors(config))
+    write_model(tmp_path, fmt, config, make_tensors(config))
     model = Session(tmp_path, "float16").runner.runner.model
     held = {p.dtype for name, p in model.named_parameters() if name.endswith((".w_kc", ".w_vc"))}
     assert held == {dtype}
@@ -207,16 +166,31 @@ def test_names_as_ministral3_is_published(tmp_path: Path) -> None:
                 .replace("lm_head.", "language_model.lm_head."): tensor
                 for name, tensor in tensors.items()
             }
-        write(path, "mistral-hf", config, tensors)
+        write_model(path, "mistral-hf", config, tensors)
         results.append(Session(path, "float16").prefill(TOKENS))
     assert torch.equal(*results)
+
+
+def test_vision_tower_in_mistrals_own_form(tmp_path: Path) -> None:
+    config = ARCHITECTURES["ministral3"]
+    write_model(tmp_path, "mistral-own", config, make_tensors(config))
+    alone = Session(tmp_path, "float16").prefill(TOKENS)
+    params = json.loads((tmp_path / "params.json").read_text())
+    (tmp_path / "params.json").write_text(json.dumps(params | {"vision_encoder": {"dim": 32}}))
+    vision = ("vision_encoder.ln_pre", "patch_merger.merging_layer", "vision_language_adapter.w_in")
+    file = tmp_path / "consolidated.safetensors"
+    tensors = load_file(file) | {f"{name}.weight": torch.zeros(3, 5) for name in vision}
+    save_file(tensors, file)
+    assert torch.equal(Session(tmp_path, "float16").prefill(TOKENS), alone)
 
 
 def test_layers_that_predict_further_tokens_are_skipped(tmp_path: Path) -> None:
     config = ARCHITECTURES["deepseek-v3"]
     tensors = make_tensors(config)
-    write(tmp_path / "without", "bf16", config, tensors)
+    write_model(tmp_path / "without", "bf16", config, tensors)
     extra = {"model.layers.2.eh_proj.weight": torch.zeros(3, 5)}
-    write(tmp_path / "with", "bf16", {**config, "num_nextn_predict_layers": 1}, tensors | extra)
+    write_model(
+        tmp_path / "with", "bf16", {**config, "num_nextn_predict_layers": 1}, tensors | extra
+    )
     results = [Session(tmp_path / name, "float16").prefill(TOKENS) for name in ("without", "with")]
     assert torch.equal(*results)

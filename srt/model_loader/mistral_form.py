@@ -92,12 +92,6 @@ def to_hf_config(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
     quantization = params.get("quantization")
     if quantization:
         config["quantization_config"] = _quantization(quantization, file)
-    if params.get("vision_encoder"):
-        return {
-            "architectures": ["Mistral3ForConditionalGeneration"],
-            "model_type": "mistral3",
-            "text_config": config,
-        }
     return config
 
 

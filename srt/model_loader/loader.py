@@ -92,7 +92,8 @@ def _open_cache(
         )
         for plan in plans
     ]
-    key = cache_key(config.path, config.dtype, places)
+    # The layers' types do not tell schemes apart that are asked for on the command line.
+    key = cache_key(config.path, config.dtype, [repr(config.quant_config), places])
     tensors = [meta.name for plan in plans for _, _, meta in plan.sources]
     return PackedCache(directory, checkpoint, key, tensors)
 

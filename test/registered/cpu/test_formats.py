@@ -214,6 +214,17 @@ def test_quantizing_while_loading_is_quantizing_before(
     assert count == 4 * CONFIG["num_hidden_layers"]
 
 
+def test_a_packed_cache_tells_schemes_apart(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    path = write_checkpoint(tmp_path / "plain", CONFIG, weights)
+    for choice in (*QUANTIZATION_CHOICES, None, "fp8-block", "fp8-block"):
+        config = ModelConfig.from_pretrained(path, quantization=choice)
+        expected = dict(load_model(config, progress=False).named_parameters())
+        cached = load_model(config, progress=False, packed_cache=tmp_path / "cache")
+        for name, parameter in cached.named_parameters():
+            assert torch.equal(parameter.view(torch.uint8), expected[name].view(torch.uint8))
+        assert cached.state_dict().keys() == expected.keys()
+
+
 def test_quantizing_while_loading_what_is_quantized(
     tmp_path: Path, weights: dict[str, Tensor]
 ) -> None:

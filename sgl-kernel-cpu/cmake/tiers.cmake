@@ -1,7 +1,7 @@
 # The only home of -m flags: one object library per ISA tier, built from the same sources.
 
 set(SGL_TIER_SOURCES csrc/cpu/gemm.cpp csrc/cpu/gemm_fp8.cpp csrc/cpu/machine_limits.cpp
-                     csrc/cpu/activation.cpp csrc/cpu/heads.cpp csrc/cpu/norm.cpp)
+                     csrc/cpu/activation.cpp csrc/cpu/attention.cpp csrc/cpu/heads.cpp csrc/cpu/norm.cpp)
 
 set(SGL_FLAGS_scalar "")
 set(SGL_FLAGS_neon "")
@@ -26,6 +26,6 @@ foreach(tier IN LISTS SGL_TIERS)
   target_compile_options(sgl_tier_${tier} PRIVATE ${SGL_FLAGS_${tier}})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # GCC's own AVX-512 headers read undefined vectors on purpose (GCC bug 105593).
-    target_compile_options(sgl_tier_${tier} PRIVATE -Wno-maybe-uninitialized)
+    target_compile_options(sgl_tier_${tier} PRIVATE -Wno-maybe-uninitialized -Wno-uninitialized)
   endif()
 endforeach()

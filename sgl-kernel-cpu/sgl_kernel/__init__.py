@@ -14,6 +14,11 @@ from sgl_kernel._fakes import register_fakes
 
 register_fakes()
 
+from sgl_kernel.attention import (
+    decode_attention_cpu,
+    extend_attention_cpu,
+    fused_qkv_attention_cpu,
+)
 from sgl_kernel.ops import (
     bmm_cpu,
     convert_weight_packed,
@@ -39,12 +44,15 @@ __all__ = [
     "bmm_cpu",
     "convert_weight_packed",
     "cpu_info",
+    "decode_attention_cpu",
+    "extend_attention_cpu",
     "fp8_per_channel_scaled_mm_cpu",
     "fp8_per_tensor_scaled_mm_cpu",
     "fp8_scaled_mm_cpu",
     "fused_add_rmsnorm_cpu",
     "fused_qk_norm_rope_store_cpu",
     "fused_qk_rmsnorm_cpu",
+    "fused_qkv_attention_cpu",
     "packed_index",
     "rmsnorm_cpu",
     "rotary_embedding_cpu",

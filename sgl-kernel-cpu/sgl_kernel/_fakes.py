@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
+from sgl_kernel._fakes_attention import ATTENTION_FAKES
 from sgl_kernel._fakes_transformer import TRANSFORMER_FAKES
 
 
@@ -111,7 +112,7 @@ def register_fakes() -> None:
         },
         "weight_packed_linear": _weight_packed_linear,
         "bmm_cpu": _bmm_cpu,
-        **{op: _on_cpu(op, fake) for op, fake in TRANSFORMER_FAKES.items()},
+        **{op: _on_cpu(op, fake) for op, fake in {**TRANSFORMER_FAKES, **ATTENTION_FAKES}.items()},
     }
     for op, fake in fakes.items():
         torch.library.register_fake(f"sgl_kernel::{op}", fake)

@@ -26,6 +26,22 @@ def all_ops() -> list[str]:
 
 
 SCHEMAS = {
+    "decode_attention_cpu": "(Tensor query, Tensor(a!) k_cache, Tensor(b!) v_cache, "
+    "Tensor(c!) output, Tensor? key, Tensor? value, Tensor? loc, Tensor? attn_logits, "
+    "Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, float sm_scale, "
+    "float logit_cap, int sliding_window=0, Tensor? sinks=None, float k_scale=1., "
+    "float v_scale=1.) -> ()",
+    "extend_attention_cpu": "(Tensor q_extend, Tensor? k_extend, Tensor? v_extend, "
+    "Tensor(a!) o_extend, Tensor k_buffer, Tensor v_buffer, Tensor req_to_token, "
+    "Tensor req_pool_indices, Tensor seq_lens, Tensor extend_seq_lens, Tensor extend_start_loc, "
+    "int max_len_extend, float sm_scale, float logit_cap, int sliding_window=0, "
+    "Tensor? sinks=None, float k_scale=1., float v_scale=1.) -> ()",
+    "fused_qkv_attention_cpu": "(Tensor(a!) qkv, Tensor positions, Tensor cos_sin_cache, "
+    "bool is_neox, int num_heads, int num_kv_heads, Tensor? q_weight, Tensor? k_weight, float eps, "
+    "Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor indices, Tensor req_to_token, "
+    "Tensor req_pool_indices, Tensor seq_lens, Tensor? extend_seq_lens, float sm_scale, "
+    "float logit_cap=0., int sliding_window=0, Tensor? sinks=None, float k_scale=1., "
+    "float v_scale=1.) -> Tensor",
     "fused_add_rmsnorm_cpu": "(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, "
     "Tensor(c!)? out=None) -> ()",
     "fused_qk_norm_rope_store_cpu": "(Tensor(a!) qkv, Tensor positions, Tensor cos_sin_cache, "
@@ -62,6 +78,11 @@ def transformer_calls(op: str) -> list[tuple[Any, ...]]:
     q, k, v = heads[:, :2], heads[:, 2:3], heads[:, 3:]
     cache, codes = torch.zeros(4, 1, 8).half(), torch.zeros(4, 1, 8).to(E4M3)
     fused = (at, angles, True, 2, 1)
+    table = torch.tensor([[2, 0, 1, 3], [1, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.int32)
+    one, two, lengths = torch.tensor([0]), torch.tensor([0, 1]), torch.tensor([4, 1])
+    request, options = (one, lengths[:1], lengths[:1] - 1), (20.0, 3, torch.rand(2), 0.5, 2.0)
+    codes_of = codes, codes.clone()
+    cache_of = cache, cache.clone()
     calls: dict[str, list[tuple[Any, ...]]] = {
         "rmsnorm_cpu": [(x, weight, 1e-5), (heads[:, 1:], weight, 1e-5, torch.float32)],
         "fused_add_rmsnorm_cpu": [
@@ -78,6 +99,56 @@ def transformer_calls(op: str) -> list[tuple[Any, ...]]:
         "store_cache_cpu": [
             (k, v, cache, cache.clone(), at),
             (k, v, codes, codes.clone(), at.int(), 8, 0.5, 2.0),
+        ],
+        "decode_attention_cpu": [
+            (q[:2], *cache_of, q[:2] + 0, *[None] * 4, table, two, lengths, 0.5, 0.0),
+            (
+                q[:2],
+                *codes_of,
+                q[:2] + 0,
+                k[:2],
+                v[:2],
+                at[:2],
+                x,
+                table,
+                two,
+                lengths,
+                0.5,
+                *options,
+            ),
+        ],
+        "extend_attention_cpu": [
+            (q, None, None, q + 0, *cache_of, table, *request, one, 3, 0.5, 0.0),
+            (q, k, v, q + 0, *codes_of, table, *request, one, 3, 0.5, *options),
+        ],
+        "fused_qkv_attention_cpu": [
+            (
+                heads.flatten(1),
+                *fused,
+                None,
+                None,
+                0.0,
+                *cache_of,
+                at,
+                table,
+                at,
+                torch.tensor([4, 0, 1]),
+                None,
+                0.5,
+            ),
+            (
+                heads.flatten(1),
+                *fused,
+                weight,
+                weight,
+                1e-06,
+                *codes_of,
+                at,
+                table,
+                *request,
+                0.5,
+                *options,
+            ),
         ],
         "fused_qk_norm_rope_store_cpu": [
             (heads.flatten(1), *fused, None, None, 0.0, cache, cache.clone(), at),

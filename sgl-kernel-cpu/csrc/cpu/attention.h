@@ -1,0 +1,113 @@
+// Causal attention of grouped heads over a paged KV cache, for prefill and decode.
+//
+// Keys are taken in blocks of kKeyBlock at fixed places of the sequence. A block gives every query
+// row three things: its largest score, the sum of e^(score - largest), and the sum of values so
+// weighted. Blocks are merged in the order of the sequence. Nothing of this depends on which other
+// rows, requests or threads there are, so a token's output has the same bits in a prefill of any
+// chunking, in a decode step, alone or in a batch.
+#pragma once
+
+#include "gemm.h"
+#include "packing.h"
+#include "rows.h"
+
+namespace sgl_kernel {
+
+constexpr int64_t kKeyBlock = 64;
+constexpr int64_t kQueryRows = 128;  // rows (tokens times heads of a group) that share a block
+
+struct AttentionArgs {
+  int64_t requests = 0;
+  int64_t num_heads = 0;  // a multiple of num_kv_heads
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t v_head_dim = 0;
+
+  const void* q = nullptr;  // [tokens, num_heads, head_dim]
+  ElementType q_type = ElementType::f32;
+  int64_t q_token_stride = 0;
+  int64_t q_head_stride = 0;
+
+  void* out = nullptr;  // [tokens, num_heads, v_head_dim]
+  ElementType out_type = ElementType::f32;
+  int64_t out_token_stride = 0;
+  int64_t out_head_stride = 0;
+
+  // [slots, num_kv_heads, head_dim or v_head_dim]; what is stored is multiplied by the scale.
+  struct Cache {
+    const void* data = nullptr;
+    ElementType type = ElementType::f32;
+    int64_t slot_stride = 0;
+    int64_t head_stride = 0;
+    float scale = 1.f;
+    // New tokens' rows [tokens, num_kv_heads, ...] where they are not to be taken from the cache.
+    const void* fresh = nullptr;
+    ElementType fresh_type = ElementType::f32;
+    int64_t fresh_token_stride = 0;
+    int64_t fresh_head_stride = 0;
+  };
+  Cache k;
+  Cache v;
+
+  // Slot of a request's token j: req_to_token[req_pool_indices[request], j].
+  const void* req_to_token = nullptr;
+  bool wide_slots = false;  // int64, else int32
+  int64_t req_stride = 0;
+  const int64_t* req_pool_indices = nullptr;  // [requests]
+  const int64_t* seq_lens = nullptr;          // [requests] with the new tokens; 0: padding, zeros
+  const int64_t* extend_lens = nullptr;       // [requests] new tokens, the sequence's last
+  const int64_t* extend_starts = nullptr;     // [requests] place of the first of them in q and out
+
+  float scale = 1.f;
+  float logit_cap = 0.f;         // > 0: scores become cap * tanh(score / cap)
+  int64_t sliding_window = 0;    // > 0: a query sees that many tokens, itself included
+  const float* sinks = nullptr;  // [num_heads] scores that take weight and add no value, or null
+
+  int64_t group() const { return num_heads / num_kv_heads; }
+  int64_t padded_v() const { return round_up(v_head_dim, 32); }
+  int64_t tokens_a_block() const { return max_i64(1, kQueryRows / group()); }
+  int64_t query_blocks(int64_t request) const {
+    return div_up(extend_lens[request], tokens_a_block());
+  }
+  // First key that the request's new token sees.
+  int64_t first_key(int64_t request, int64_t token) const {
+    const int64_t end = seq_lens[request] - extend_lens[request] + token + 1;
+    return sliding_window > 0 ? max_i64(0, end - sliding_window) : 0;
+  }
+  // Blocks of keys that a decode step of the request looks at.
+  int64_t first_block(int64_t request) const { return first_key(request, 0) / kKeyBlock; }
+  int64_t key_blocks(int64_t request) const {
+    if (extend_lens[request] == 0) return 0;
+    return div_up(seq_lens[request], kKeyBlock) - first_block(request);
+  }
+};
+
+// Floats of scratch that a thread needs.
+SGL_INLINE int64_t attention_scratch(const AttentionArgs& args) {
+  const int64_t rows = max_i64(kQueryRows, args.group());
+  const int64_t v = args.padded_v();
+  return rows * (round_up(args.head_dim, 16) + kKeyBlock + 2 * v) + 4 * round_up(rows, 16) +
+         4 * rows +
+         kKeyBlock * (round_up(args.head_dim, 16) + v + max_i64(round_up(args.head_dim, 16), v));
+}
+
+// Prefill: a task is a block of queries of one request and one head of keys.
+struct ExtendTask {
+  int64_t request;
+  int64_t kv_head;
+  int64_t block;  // of queries
+};
+
+// Decode, one new token a request: tasks are (request, kv head, block of keys), in this order;
+// request r begins at task_begins[r], task_begins[requests] is their number. Each leaves a partial
+// result of partial_floats(args), and merging those of a request and kv head gives its output.
+struct DecodePlan {
+  const int64_t* task_begins = nullptr;
+  float* partials = nullptr;
+};
+
+SGL_INLINE int64_t partial_floats(const AttentionArgs& args) {
+  return args.group() * (args.padded_v() + 2);
+}
+
+}  // namespace sgl_kernel

@@ -1,0 +1,180 @@
+#include "torch_heads.h"
+
+namespace sgl_kernel {
+
+void set_weight(const Checker& check, const Tensor& weight, const char* argument, int64_t columns,
+                const char* meaning) {
+  check_float_dtype(check, weight, argument);
+  check.rank(weight, argument, 1, "[N]");
+  check.size(weight, argument, 0, columns, meaning);
+  check.contiguous(weight, argument);
+}
+
+void check_rows(const Checker& check, const Tensor& t, const char* argument) {
+  check_float_dtype(check, t, argument);
+  check.rank(t, argument, 2, "[M, N]");
+  check.unit_last_stride(t, argument);
+  if (t.size(0) > 1 && t.size(1) > 0 && t.stride(0) < t.size(1)) {
+    check.fail(argument, "rows that do not overlap in memory", "row stride ", t.stride(0), " for ",
+               shape_name(t));
+  }
+}
+
+void run_heads(const HeadsArgs& args) {
+  const auto kernel = transformer_kernels(active_tier()).heads;
+  const int64_t floats = heads_scratch(args);
+  int64_t elements = 0;
+  for (int64_t g = 0; g < args.group_count; ++g) {
+    elements += args.groups[g].heads * args.groups[g].head_dim;
+  }
+  torch::stable::parallel_for(0, args.tokens, row_grain(elements), [&](int64_t begin, int64_t end) {
+    kernel(args, {begin, end}, row_scratch(floats));
+  });
+}
+
+HeadGroup heads_of(const Checker& check, const Tensor& t, const char* argument, int64_t head_dim) {
+  check_float_dtype(check, t, argument);
+  const int64_t dims = t.dim();
+  if (dims != 2 && dims != 3) {
+    check.fail(argument, "[T, heads * head_dim] or [T, heads, head_dim]", dims, "-D ",
+               shape_name(t));
+  }
+  check.unit_last_stride(t, argument);
+  if (dims == 3) check.size(t, argument, 2, head_dim, "head_dim");
+  if (dims == 2 && t.size(1) % head_dim != 0) {
+    check.fail(argument, "a multiple of head_dim, " + std::to_string(head_dim) + ", in dimension 1",
+               t.size(1), " in shape ", shape_name(t));
+  }
+  HeadGroup group;
+  group.heads = dims == 3 ? t.size(1) : t.size(1) / head_dim;
+  group.head_dim = head_dim;
+  group.src = t.const_data_ptr();
+  group.src_type = element_type(t.scalar_type());
+  group.src_token_stride = t.stride(0);
+  group.src_head_stride = dims == 3 ? t.stride(1) : head_dim;
+  return group;
+}
+
+void set_rotation(const Checker& check, const Tensor& cos_sin_cache, int64_t head_dim, bool is_neox,
+                  const Indices& positions, HeadsArgs* args) {
+  args->positions = positions.data();
+  args->cos_sin = cos_sin_cache.const_data_ptr();
+  args->cos_sin_type = element_type(cos_sin_cache.scalar_type());
+  args->cos_sin_stride = cos_sin_cache.stride(0);
+  args->rotary_dim = cos_sin_cache.size(1);
+  args->is_neox = is_neox;
+  if (args->rotary_dim % 2 != 0 || args->rotary_dim > head_dim) {
+    check.fail(
+        "cos_sin_cache",
+        "an even rotary_dim of at most head_dim, " + std::to_string(head_dim) + ", in dimension 1",
+        args->rotary_dim);
+  }
+}
+
+void check_cos_sin(const Checker& check, const Tensor& cos_sin_cache) {
+  check_float_dtype(check, cos_sin_cache, "cos_sin_cache");
+  check.rank(cos_sin_cache, "cos_sin_cache", 2, "[max_position, rotary_dim]");
+  check.unit_last_stride(cos_sin_cache, "cos_sin_cache");
+}
+
+void set_norm(const Checker& check, const Tensor& weight, const char* argument, HeadGroup* group) {
+  set_weight(check, weight, argument, group->head_dim, "head_dim");
+  group->weight = weight.const_data_ptr();
+  group->weight_type = element_type(weight.scalar_type());
+}
+
+void check_scale(const Checker& check, double scale, const char* argument) {
+  if (!(scale > 0) || scale * 0 != 0) check.fail(argument, "a finite number above 0", scale);
+}
+
+void set_cache(const Checker& check, const Tensor& cache, const char* argument,
+               const Indices& slots, double scale, const char* scale_argument, HeadGroup* group) {
+  check.size(cache, argument, 1, group->heads, "heads");
+  check.size(cache, argument, 2, group->head_dim, "head_dim");
+  check.unit_last_stride(cache, argument);
+  check.rows_apart(cache, argument);
+  check_scale(check, scale, scale_argument);
+  group->dst = cache.mutable_data_ptr();
+  group->dst_type = element_type(cache.scalar_type());
+  group->dst_token_stride = cache.stride(0);
+  group->dst_head_stride = cache.stride(1);
+  group->dst_slots = slots.data();
+  group->dst_scale = static_cast<float>(scale);
+}
+
+void check_cache(const Checker& check, const Tensor& cache, const char* argument) {
+  check.dense_cpu(cache, argument);
+  check.dtype(
+      cache, argument,
+      {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half, ScalarType::Float8_e4m3fn});
+  check.rank(cache, argument, 3, "[slots, heads, head_dim]");
+  check.positive(cache, argument, 2, "head_dim");
+}
+
+void check_caches(const Checker& check, const Tensor& k_cache, const Tensor& v_cache) {
+  check_cache(check, k_cache, "k_cache");
+  check_cache(check, v_cache, "v_cache");
+  check.size(v_cache, "v_cache", 0, k_cache.size(0), "slots of k_cache");
+}
+
+QkvHeads::QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positions,
+                   const Tensor& cos_sin_cache, bool is_neox, int64_t num_heads,
+                   int64_t num_kv_heads, const std::optional<Tensor>& q_weight,
+                   const std::optional<Tensor>& k_weight, double eps, const Tensor& k_cache,
+                   const Tensor& v_cache, const Tensor& indices, double k_scale, double v_scale) {
+  check_caches(check, k_cache, v_cache);
+  check_rows(check, qkv, "qkv");
+  if (num_heads < 0) check.fail("num_heads", "0 or more", num_heads);
+  if (num_kv_heads < 0) check.fail("num_kv_heads", "0 or more", num_kv_heads);
+  const int64_t head_dim = k_cache.size(2), v_head_dim = v_cache.size(2);
+  check.size(k_cache, "k_cache", 1, num_kv_heads, "num_kv_heads");
+  check.size(v_cache, "v_cache", 1, num_kv_heads, "num_kv_heads");
+  const int64_t width = qkv.size(1) - num_kv_heads * (head_dim + v_head_dim);
+  if (width < 0 || width / head_dim != num_heads || width % head_dim != 0) {
+    check.fail("qkv",
+               "num_heads * head_dim + num_kv_heads * (head_dim + v_head_dim) columns with "
+               "head_dim " +
+                   std::to_string(head_dim) + " and v_head_dim " + std::to_string(v_head_dim) +
+                   " of the caches",
+               qkv.size(1), " in shape ", shape_name(qkv));
+  }
+  check_cos_sin(check, cos_sin_cache);
+
+  HeadsArgs& args = args_;
+  args.tokens = qkv.size(0);
+  args.group_count = 3;
+  args.eps = static_cast<float>(eps);
+  const Indices& checked =
+      positions_.emplace(check, positions, "positions", args.tokens, "T of qkv",
+                         cos_sin_cache.size(0), "rows of cos_sin_cache");
+  const Indices& slots = slots_.emplace(check, indices, "indices", args.tokens, "T of qkv",
+                                        k_cache.size(0), "slots of k_cache");
+  const ElementType type = element_type(qkv.scalar_type());
+  void* data = qkv.mutable_data_ptr();
+  const int64_t heads[3] = {num_heads, num_kv_heads, num_kv_heads};
+  const int64_t dims[3] = {head_dim, head_dim, v_head_dim};
+  int64_t column = 0;
+  for (int g = 0; g < 3; ++g) {
+    HeadGroup& group = args.groups[g];
+    group.heads = heads[g];
+    group.head_dim = dims[g];
+    group.src = element_at(data, type, column);
+    group.src_type = type;
+    group.src_token_stride = qkv.stride(0);
+    group.src_head_stride = dims[g];
+    group.rotate = g < 2;
+    column += heads[g] * dims[g];
+  }
+  HeadGroup& q = args.groups[0];
+  q.dst = data;
+  q.dst_type = type;
+  q.dst_token_stride = q.src_token_stride;
+  q.dst_head_stride = q.src_head_stride;
+  set_cache(check, k_cache, "k_cache", slots, k_scale, "k_scale", &args.groups[1]);
+  set_cache(check, v_cache, "v_cache", slots, v_scale, "v_scale", &args.groups[2]);
+  if (q_weight.has_value()) set_norm(check, *q_weight, "q_weight", &args.groups[0]);
+  if (k_weight.has_value()) set_norm(check, *k_weight, "k_weight", &args.groups[1]);
+  set_rotation(check, cos_sin_cache, head_dim, is_neox, checked, &args);
+}
+
+}  // namespace sgl_kernel

@@ -1,0 +1,48 @@
+// Heads in the bindings: checks of projections and caches, shared by the ops that prepare heads and
+// by attention.
+#pragma once
+
+#include <optional>
+
+#include "torch_common.h"
+#include "transformer_tiers.h"
+
+namespace sgl_kernel {
+
+void set_weight(const Checker& check, const Tensor& weight, const char* argument, int64_t columns,
+                const char* meaning);
+// A 2-D tensor that is written: its rows do not overlap.
+void check_rows(const Checker& check, const Tensor& t, const char* argument);
+void run_heads(const HeadsArgs& args);
+// Heads of a [T, heads * head_dim] or [T, heads, head_dim] tensor with strided tokens and heads.
+HeadGroup heads_of(const Checker& check, const Tensor& t, const char* argument, int64_t head_dim);
+void set_rotation(const Checker& check, const Tensor& cos_sin_cache, int64_t head_dim, bool is_neox,
+                  const Indices& positions, HeadsArgs* args);
+void check_cos_sin(const Checker& check, const Tensor& cos_sin_cache);
+void set_norm(const Checker& check, const Tensor& weight, const char* argument, HeadGroup* group);
+void check_scale(const Checker& check, double scale, const char* argument);
+// A [slots, heads, head_dim] cache as the place where the heads of `group` go.
+void set_cache(const Checker& check, const Tensor& cache, const char* argument,
+               const Indices& slots, double scale, const char* scale_argument, HeadGroup* group);
+void check_cache(const Checker& check, const Tensor& cache, const char* argument);
+void check_caches(const Checker& check, const Tensor& k_cache, const Tensor& v_cache);
+
+// What fused ops do with a fused projection: queries normalised and rotated in place, keys too on
+// their way into the cache, values into the cache. Keeps the index tensors that args() points to.
+class QkvHeads {
+ public:
+  QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positions,
+           const Tensor& cos_sin_cache, bool is_neox, int64_t num_heads, int64_t num_kv_heads,
+           const std::optional<Tensor>& q_weight, const std::optional<Tensor>& k_weight, double eps,
+           const Tensor& k_cache, const Tensor& v_cache, const Tensor& indices, double k_scale,
+           double v_scale);
+
+  const HeadsArgs& args() const { return args_; }
+
+ private:
+  HeadsArgs args_;
+  std::optional<Indices> positions_;
+  std::optional<Indices> slots_;
+};
+
+}  // namespace sgl_kernel

@@ -30,7 +30,7 @@ export PROMPT
 # Two pips in one environment get in each other's way; the kernels' build is parallel by itself.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-model test test-cpp test-python lint format bench env kernels clean distclean FORCE
+.PHONY: help demo demo-model test test-cpp test-python lint format bench bench-load env kernels clean distclean FORCE
 
 help: ## show this help
 	@echo 'make TARGET [PYTHON=python3] [VENV=.venv] [TORCH=torch==2.13.0]'
@@ -65,6 +65,9 @@ format: $(STAMPS)/dev ## format the sources
 
 bench: kernels ## time the kernels
 	@$(KERNEL_MAKE) bench
+
+bench-load: env kernels ## time and memory of loading a model of 1.5 GB
+	@"$(BIN)/python" scripts/bench_load.py
 
 env: $(STAMPS)/srt ## only the Python environment
 	@:

@@ -19,6 +19,7 @@ from srt.model_executor.decode_buffers import DecodeBuffers
 from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from srt.model_loader.loader import load_model
 from srt.utils.host_memory import read_host_memory
+from srt.utils.process_memory import mapped_rss
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,15 @@ class ModelRunner:
     ) -> None:
         self.config = config
         self.model: nn.Module = load_model(config, progress=progress, packed_cache=packed_cache)
+        available = read_host_memory().available
+        if available is not None:
+            available = max(0, available - mapped_rss())
         size = choose_cache_size(
             config.kv_layout.bytes_per_token(config.dtype.itemsize),
             wanted=config.context_length * max_running_requests,
             max_total_tokens=max_total_tokens,
             mem_fraction=mem_fraction,
-            available=read_host_memory().available,
+            available=available,
         )
         self.max_running_requests = max_running_requests
         self.kv_pool = TokenToKVPool(size, config.kv_layout, config.dtype)

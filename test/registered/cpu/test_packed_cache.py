@@ -26,10 +26,12 @@ from srt.configs.model_config import ModelConfig
 from srt.entrypoints.cli import main
 from srt.errors import CheckpointError, SrtError
 from srt.model_loader import fingerprint, loader
+from srt.model_loader.checkpoint import Checkpoint
 from srt.model_loader.loader import load_model
 from srt.model_loader.writer import CheckpointWriter
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
+from srt.utils.process_memory import mapped_rss
 
 register_cpu_ci(est_time=9, suite="per-commit")
 
@@ -136,6 +138,18 @@ def test_weights_are_mapped_and_aligned(tmp_path: Path) -> None:
         assert any(first <= address < last for first, last in maps), name
         if tensor.nbytes % 64 == 0:
             assert (address - maps[0][0]) % 64 == 0, name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_mapped_weights_are_not_counted_as_free(tmp_path: Path) -> None:
+    weights = {"w": torch.ones(1 << 24, dtype=torch.uint8)}
+    save_file(weights, tmp_path / "model.safetensors")
+    before = mapped_rss()
+    with Checkpoint.open(tmp_path) as checkpoint:
+        mapped = checkpoint.get("w")
+        assert mapped.sum() == 1 << 24
+        assert 1 << 24 <= mapped_rss() - before < 1 << 25
+    assert mapped_rss(tmp_path / "none") == 0
 
 
 def change_weight(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,8 @@ class ModelConfig:
         eos_token_ids: Tokens that end a generation.
         quant_config: The checkpoint's quantization format, or None.
         skipped_modules: Modules of the checkpoint that text does not need, in canonical names.
+        quantization: One of QUANTIZATION_CHOICES, or None: what `quant_config` does to an
+            unquantized checkpoint.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     quant_config: QuantizationConfig | None
     skipped_modules: tuple[str, ...] = ()
+    quantization: str | None = None
 
     @classmethod
     def from_pretrained(
@@ -126,6 +129,7 @@ class ModelConfig:
             eos_token_ids=_eos_token_ids(directory, text),
             quant_config=quant_config,
             skipped_modules=model.skipped_modules,
+            quantization=quantization,
         )
 
 

@@ -92,8 +92,8 @@ def _open_cache(
         )
         for plan in plans
     ]
-    # The layers' types do not tell schemes apart that are asked for on the command line.
-    key = cache_key(config.path, config.dtype, [repr(config.quant_config), places])
+    options = {"dtype": str(config.dtype), "quantization": config.quantization}
+    key = cache_key(config.path, options, places)
     tensors = [meta.name for plan in plans for _, _, meta in plan.sources]
     return PackedCache(directory, checkpoint, key, tensors)
 

@@ -4,8 +4,8 @@ The first start writes an entry of `DIR`: the packed parameters as safetensors f
 Later starts map these files and neither copy nor pack; processes that run the same model share the
 pages. An entry is used only if
 
-- everything that decides what packed parameters look like is the same (`CacheKey`): versions, the
-  kernels' layout, dtype, configuration files, and which tensor fills which parameter;
+- everything that decides what packed parameters look like is the same (`cache_key`): versions, the
+  kernels' layout, options, configuration files, and which tensor fills which parameter;
 - the checkpoint's tensors are the same: by the identity of its files, or else by their hashes;
 - the parameters have the hashes that the manifest holds, which each start computes.
 
@@ -53,12 +53,14 @@ _FORMAT = 1
 _DISK_RESERVE = 16 << 20
 
 
-def cache_key(config_directory: Path, dtype: torch.dtype, places: object) -> dict[str, Any]:
+def cache_key(
+    config_directory: Path, options: Mapping[str, str | None], places: object
+) -> dict[str, Any]:
     """What packed parameters depend on besides the checkpoint's bytes.
 
     Args:
         config_directory: The checkpoint's directory.
-        dtype: Dtype of activations.
+        options: Dtype of activations and how to quantize while loading.
         places: Which tensors fill which parameters of which layers, as JSON can hold it.
     """
     files = (CONFIG_FILE, MODELOPT_FILE, MISTRAL_FILE)
@@ -68,7 +70,7 @@ def cache_key(config_directory: Path, dtype: torch.dtype, places: object) -> dic
         "srt": [__version__, _code_digest()],
         "kernels": [sgl_kernel.__version__, _layout_digest()],
         "byte order": sys.byteorder,
-        "dtype": str(dtype),
+        "options": dict(options),
         "configuration": {file.name: digest_bytes(file.read_bytes()) for file in found},
         "places": digest_bytes(json.dumps(places).encode()),
     }
@@ -110,8 +112,8 @@ class PackedCache:
         if directory.exists() and not directory.is_dir():
             raise SrtError(f"packed cache {directory} is not a directory")
         source = checkpoint.path.resolve()
-        # One entry for each place and dtype: an entry that is out of date is replaced.
-        place = digest_bytes(f"{source}\0{key['dtype']}".encode())[:12]
+        # One entry for each place and its options: an entry that is out of date is replaced.
+        place = digest_bytes(json.dumps([str(source), key["options"]]).encode())[:12]
         self._entry = directory / f"{source.name}-{place}"
         self._checkpoint = checkpoint
         self._key = dict(key)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import sgl_kernel
 from srt import Engine, SamplingParams
+from srt.configs.dtypes import QUANTIZATION_CHOICES
 from srt.configs.model_config import ModelConfig
 from srt.entrypoints.cli import main
 from srt.errors import CheckpointError, SrtError
@@ -30,7 +31,11 @@ from srt.model_loader.checkpoint import Checkpoint
 from srt.model_loader.loader import load_model
 from srt.model_loader.writer import CheckpointWriter
 from srt.test.ci_register import register_cpu_ci
+from srt.test.fp8_checkpoints import write_fp8_checkpoint
+from srt.test.fp8_formats import FORMATS
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
+from srt.test.tiny_models import ARCHITECTURES
+from srt.test.tiny_models import make_tensors as make_model_tensors
 from srt.utils.process_memory import mapped_rss
 
 register_cpu_ci(est_time=9, suite="per-commit")
@@ -64,10 +69,10 @@ def write(directory: Path, seed: int = 0) -> Path:
     return write_checkpoint(directory / "model", TINY_CONFIG, tensors, FP8)
 
 
-def start(path: Path, cache: Path | None, dtype: str = "auto") -> dict[str, Tensor]:
+def start(path: Path, cache: Path | None, **options: Any) -> dict[str, Tensor]:
     """One start; returns the parameters."""
     model: nn.Module = load_model(
-        ModelConfig.from_pretrained(path, dtype), progress=False, packed_cache=cache
+        ModelConfig.from_pretrained(path, **options), progress=False, packed_cache=cache
     )
     assert not any(p.is_meta or p.requires_grad for p in model.parameters())
     return {name: parameter.data for name, parameter in model.named_parameters()}
@@ -92,23 +97,32 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-CHECKPOINTS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Tensor]], dict[str, Tensor]]]] = {
-    "per tensor": ({"quantization_config": FP8}, quantize),
-    "per channel": (
-        {"quantization_config": FP8},
-        lambda tensors: quantize(tensors, per_channel=True, scale_shape=(-1, 1)),
-    ),
-    "bf16": ({}, lambda tensors: tensors),
-    "bf16, tied": ({"tie_word_embeddings": True}, lambda tensors: tensors),
-}
+# Every way in which a layer's parameters differ once they are packed: (format, architecture).
+CHECKPOINTS = [
+    ("bf16", "llama-bias"),
+    ("bf16", "llama-tied"),
+    ("autofp8-static", "llama"),
+    ("mistral-hf-channel", "ministral3"),
+    ("mistral-own", "mistral"),
+    ("deepseek-small-blocks", "qwen3"),
+    ("autofp8-dynamic", "deepseek-v3"),
+    ("deepseek", "deepseek-v2"),
+    ("bf16", "deepseek-v3"),
+]
 
 
-@pytest.mark.parametrize("kind", CHECKPOINTS)
-def test_second_start(kind: str, tmp_path: Path, packed: list[str]) -> None:
-    changes, convert = CHECKPOINTS[kind]
-    config = TINY_CONFIG | changes
-    path = write_checkpoint(tmp_path / "model", config, convert(make_tensors(config)))
-    cache = tmp_path / "cache"
+def write_model(directory: Path, fmt: str, architecture: str) -> Path:
+    config = ARCHITECTURES[architecture]
+    tensors = make_model_tensors(config)
+    if fmt == "bf16":
+        return write_checkpoint(directory, dict(config), tensors)
+    write_fp8_checkpoint(FORMATS[fmt], directory, config, tensors)
+    return directory
+
+
+@pytest.mark.parametrize(("fmt", "architecture"), CHECKPOINTS)
+def test_second_start(fmt: str, architecture: str, tmp_path: Path, packed: list[str]) -> None:
+    path, cache = write_model(tmp_path / "model", fmt, architecture), tmp_path / "cache"
     expected = start(path, None)
     assert_same(start(path, cache), expected)
     packed.clear()
@@ -325,13 +339,17 @@ def test_files_that_changed_just_now_are_hashed_at_the_next_start(
     assert packed
 
 
-def test_each_dtype_has_its_entry(tmp_path: Path, packed: list[str]) -> None:
-    path, cache = write(tmp_path), tmp_path / "cache"
-    for dtype in ("float16", "bfloat16"):
-        start(path, cache, dtype)
+@pytest.mark.parametrize("option", ["dtype", "quantization"])
+def test_options_have_their_own_entries(option: str, tmp_path: Path, packed: list[str]) -> None:
+    path, cache = write_model(tmp_path / "model", "bf16", "qwen3"), tmp_path / "cache"
+    choices = {
+        "dtype": ("float16", "bfloat16", "float32"),
+        "quantization": (None, *QUANTIZATION_CHOICES),
+    }
+    models = [start(path, cache, **{option: choice}) for choice in choices[option]]
     packed.clear()
-    for dtype in ("float16", "bfloat16"):
-        start(path, cache, dtype)
+    for choice, model in zip(choices[option], models, strict=True):
+        assert_same(start(path, cache, **{option: choice}), model)
     assert packed == []
 
 

@@ -103,6 +103,8 @@ def _show(inspection: Inspection) -> None:
 def _facts(inspection: Inspection) -> list[tuple[str, str]]:
     memory = inspection.memory
     facts = [("architecture", inspection.architecture), ("scheme", inspection.scheme)]
+    if inspection.listed_unquantized and not inspection.has_weights:
+        facts.append(("listed as unquantized", ", ".join(inspection.listed_unquantized)))
     if inspection.parameters is not None:
         facts.append(("parameters", f"{inspection.parameters:,}"))
     if inspection.files:

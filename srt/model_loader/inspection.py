@@ -5,67 +5,42 @@ Reads no tensor data and imports neither torch nor transformers by itself.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from srt.configs.kv_layout import get_kv_layout
-from srt.configs.text_model import get_text_model
+from srt.configs.text_model import TextModel, get_text_model
 from srt.errors import SrtError
-from srt.model_loader.checkpoint import Checkpoint, TensorMeta, has_weights
-from srt.model_loader.config_files import CONFIG_FILE, get_architecture, read_config
+from srt.layers.quantization import QuantizationConfig, get_quantization_config
+from srt.layers.quantization.fp8_checkpoint import (
+    UNUSED_SCALE_NAMES,
+    WEIGHT_SCALE_NAMES,
+    Fp8CheckpointConfig,
+)
+from srt.model_loader.checkpoint import INDEX_FILE, Checkpoint, TensorMeta, has_weights, read_index
+from srt.model_loader.config_files import (
+    CONFIG_FILE,
+    find_quantization,
+    get_architecture,
+    read_config,
+)
+from srt.model_loader.tensor_groups import (
+    FLOATS,
+    UNQUANTIZED,
+    DtypeUse,
+    IgnoredGroup,
+    ModuleGroup,
+    count_dtypes,
+    count_ignored,
+    count_modules,
+)
 from srt.model_loader.weight_names import canonical_name, split_tensor_name
 from srt.utils.host_memory import read_host_memory
 
-_WEIGHT_SCALES = ("weight_scale", "weight_scale_inv")
-UNQUANTIZED = "unquantized"
-_FLOATS = ("F64", "F32", "F16", "BF16")
-
-
-@dataclass(frozen=True)
-class DtypeUse:
-    """Tensors of one dtype: how many, their elements and bytes."""
-
-    dtype: str
-    tensors: int
-    elements: int
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class ModuleGroup:
-    """Modules that are alike but for the layer's number.
-
-    Attributes:
-        name: module name with `*` for the numbers, such as `model.layers.*.mlp.up_proj`.
-        count: how many there are.
-        scheme: `fp8 per-tensor`, `fp8 per-channel`, `fp8 per-block`, `fp8 without scale`, or
-            `unquantized`.
-        dtype: safetensors dtype code of the weight.
-        shape: the weight's.
-        scale_shape: the weight scale's, None if there is none.
-        scale_dtype: the weight scale's, None if there is none.
-    """
-
-    name: str
-    count: int
-    scheme: str
-    dtype: str
-    shape: tuple[int, ...]
-    scale_shape: tuple[int, ...] | None
-    scale_dtype: str | None
-
-
-@dataclass(frozen=True)
-class IgnoredGroup:
-    """Tensors that are in the checkpoint and not used, and why."""
-
-    name: str
-    count: int
-    nbytes: int
-    reason: str
+# Where configurations list the modules that stay unquantized.
+_SKIP_LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 
 
 @dataclass(frozen=True)
@@ -89,12 +64,29 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The findings; `problems` says why it does not run here and is empty if it does."""
+    """The findings.
+
+    Attributes:
+        path: the directory.
+        architecture: as the configuration names it.
+        scheme: of the weights, or what the configuration says where there are none.
+        quantization_config: the configuration's block, or None.
+        listed_unquantized: modules that the configuration lists as unquantized, as it spells them.
+        has_weights: whether the directory holds weights.
+        parameters: elements of all weights, scales not counted.
+        files: sizes of the weight files.
+        dtypes: tensors by dtype.
+        modules: modules with a weight.
+        ignored: tensors that are not used.
+        memory: what running takes.
+        problems: why it does not run here; empty if it does.
+    """
 
     path: str
     architecture: str
     scheme: str
     quantization_config: Mapping[str, Any] | None
+    listed_unquantized: list[str]
     has_weights: bool
     parameters: int | None
     files: Mapping[str, int]
@@ -118,132 +110,120 @@ def inspect_model(path: str | Path) -> Inspection:
     """
     directory = Path(path)
     config = read_config(directory)
-    architecture = get_architecture(config, directory / CONFIG_FILE)
-    quantization = config.get("quantization_config") or config.get("compression_config")
-    checkpoint = Checkpoint.open(directory) if has_weights(directory) else None
+    config_file = directory / CONFIG_FILE
+    block = find_quantization(config, config_file)
+    problems: list[str] = []
+    model, quant = _read_model(config, config_file, problems)
+    checkpoint = _open_weights(directory, problems)
     metas = list(checkpoint or ())
-    text = config.get("text_config") or config
-    ignored = _find_ignored(metas, text)
+    ignored = _find_ignored(metas, model)
     used = [meta for meta in metas if meta.name not in ignored]
-    memory = _memory_use(text, used if checkpoint else None)
-    modules = _group_modules(used)
-    return Inspection(
-        path=str(directory),
-        architecture=architecture,
-        scheme=_describe_scheme(quantization, modules),
-        quantization_config=quantization,
-        has_weights=checkpoint is not None,
-        parameters=_count_parameters(used) if checkpoint else None,
-        files={file.name: file.stat().st_size for file in checkpoint.files} if checkpoint else {},
-        dtypes=_count_dtypes(metas),
-        modules=modules,
-        ignored=_group_ignored(metas, ignored),
-        memory=memory,
-        problems=_find_problems(config, directory / CONFIG_FILE, checkpoint, memory),
-    )
-
-
-def _find_problems(
-    config: Mapping[str, Any],
-    file: Path,
-    checkpoint: Checkpoint | None,
-    memory: MemoryUse,
-) -> list[str]:
-    """Everything that speaks against running the model here."""
-    problems = []
-    try:
-        get_text_model(config, file)
-    except SrtError as error:
-        problems.append(str(error))
-    try:
-        # Its methods multiply with the kernels, which load with it.
-        from srt.layers.quantization import get_quantization_config
-
-        quantization = get_quantization_config(config)
-        if quantization is not None and checkpoint is not None:
-            quantization.adapt_to(checkpoint)
-    except SrtError as error:
-        problems.append(str(error))
-    except (ImportError, OSError) as error:
-        problems.append(f"the kernels do not load: {error}")
-    if checkpoint is None:
-        problems.append("there are no safetensors weights in the directory")
-    elif not (config.get("text_config") or config).get("tie_word_embeddings") and not any(
-        canonical_name(meta.name) == "lm_head.weight" for meta in checkpoint
-    ):
-        problems.append("lm_head.weight is missing and the configuration does not tie it")
+    memory = _memory_use(model.config, used if checkpoint else None)
+    block_size = quant.weight_block_size if isinstance(quant, Fp8CheckpointConfig) else None
+    modules = count_modules(used, block_size)
+    if checkpoint is not None:
+        _check_tensors(metas, model, quant, problems)
     if memory.weights and memory.available is not None and memory.weights > memory.available:
         problems.append(
             f"the weights take {memory.weights:,} bytes, {memory.available:,} are available"
         )
-    return problems
+    return Inspection(
+        path=str(directory),
+        architecture=get_architecture(config, config_file),
+        scheme=_describe_scheme(block, modules),
+        quantization_config=block,
+        listed_unquantized=_listed_unquantized(block),
+        has_weights=checkpoint is not None,
+        parameters=_count_parameters(used) if checkpoint else None,
+        files={file.name: file.stat().st_size for file in checkpoint.files} if checkpoint else {},
+        dtypes=count_dtypes(metas),
+        modules=modules,
+        ignored=count_ignored(metas, ignored),
+        memory=memory,
+        problems=problems,
+    )
 
 
-def _find_ignored(metas: Iterable[TensorMeta], config: Mapping[str, Any]) -> dict[str, str]:
+def _read_model(
+    config: Mapping[str, Any], file: Path, problems: list[str]
+) -> tuple[TextModel, QuantizationConfig | None]:
+    """The text model and its format, as far as they are such that run here."""
+    quant = None
+    try:
+        model = get_text_model(config, file)
+    except SrtError as error:
+        problems.append(str(error))
+        model = TextModel(get_architecture(config, file), config.get("text_config") or config)
+    try:
+        quant = get_quantization_config(config)
+    except SrtError as error:
+        problems.append(str(error))
+    return model, quant
+
+
+def _open_weights(directory: Path, problems: list[str]) -> Checkpoint | None:
+    """The weights, or None if the directory holds only their index, or nothing of them."""
+    index = directory / INDEX_FILE
+    if not has_weights(directory):
+        problems.append("there are no safetensors weights in the directory")
+    elif index.is_file() and not any(directory.glob("*.safetensors")):
+        count = len(set(read_index(index).values()))
+        problems.append(f"none of the {count} weight files that {INDEX_FILE} lists is there")
+    else:
+        return Checkpoint.open(directory)
+    return None
+
+
+def _check_tensors(
+    metas: list[TensorMeta],
+    model: TextModel,
+    quant: QuantizationConfig | None,
+    problems: list[str],
+) -> None:
+    """Adds what headers tell to be wrong, before any model is built."""
+    if quant is not None:
+        try:
+            quant.adapt_to(metas)
+        except SrtError as error:
+            problems.append(str(error))
+    names = {canonical_name(meta.name) for meta in metas}
+    if not model.config.get("tie_word_embeddings") and not any(
+        name.startswith("lm_head.") for name in names
+    ):
+        problems.append("lm_head.weight is missing and the configuration does not tie it")
+    layers = _positive(model.config.get("num_hidden_layers")) or 0
+    present = {name.split(".")[1] for name in names if name.startswith("layers.")}
+    missing = [str(i) for i in range(layers) if str(i) not in present]
+    if missing:
+        problems.append(f"there are no tensors of layer {', '.join(missing)}")
+
+
+def _listed_unquantized(block: Mapping[str, Any] | None) -> list[str]:
+    lists = [(block or {}).get(key) or [] for key in _SKIP_LISTS]
+    return [str(name) for names in lists if isinstance(names, list) for name in names]
+
+
+def _find_ignored(metas: Iterable[TensorMeta], model: TextModel) -> dict[str, str]:
     """Tensor name -> why it is not used."""
+    config = model.config
+    layers = _positive(config.get("num_hidden_layers"))
+    extra = _positive(config.get("num_nextn_predict_layers")) or 0
+    predicting = tuple(f"layers.{i}." for i in range(layers or 0, (layers or 0) + extra))
+    skipped = tuple(f"{module}." for module in model.skipped_modules)
     reasons = {}
     for meta in metas:
         name = canonical_name(meta.name)
-        parameter = split_tensor_name(name)[1]
-        if parameter.endswith("_scale") and parameter not in _WEIGHT_SCALES:
+        if name.startswith(skipped):
+            reasons[meta.name] = "text does without"
+        elif split_tensor_name(name)[1] in UNUSED_SCALE_NAMES:
             reasons[meta.name] = "activations and KV cache stay in 16 bits"
         elif config.get("tie_word_embeddings") and name.startswith("lm_head."):
             reasons[meta.name] = "lm_head is tied to the embeddings"
         elif name.endswith(".rotary_emb.inv_freq"):
             reasons[meta.name] = "follows from the configuration"
+        elif name.startswith(predicting):
+            reasons[meta.name] = "predicts further tokens, for speculative decoding"
     return reasons
-
-
-def _group_ignored(metas: Iterable[TensorMeta], reasons: Mapping[str, str]) -> list[IgnoredGroup]:
-    counts: Counter[tuple[str, str]] = Counter()
-    sizes: Counter[tuple[str, str]] = Counter()
-    for meta in metas:
-        if meta.name in reasons:
-            key = (_pattern(meta.name), reasons[meta.name])
-            counts[key] += 1
-            sizes[key] += meta.nbytes
-    return [IgnoredGroup(name, n, sizes[name, why], why) for (name, why), n in counts.items()]
-
-
-def _group_modules(metas: Iterable[TensorMeta]) -> list[ModuleGroup]:
-    """Modules that have a weight, in the order of their names, layers counted together."""
-    modules: dict[str, dict[str, TensorMeta]] = {}
-    for meta in metas:
-        module, parameter = split_tensor_name(meta.name)
-        modules.setdefault(module, {})[parameter] = meta
-    counts: Counter[ModuleGroup] = Counter()
-    for module, tensors in sorted(modules.items()):
-        weight = tensors.get("weight")
-        if weight is None:
-            continue
-        scale = next((tensors[name] for name in _WEIGHT_SCALES if name in tensors), None)
-        group = ModuleGroup(
-            name=_pattern(module),
-            count=0,
-            scheme=_weight_scheme(weight, scale),
-            dtype=weight.dtype,
-            shape=weight.shape,
-            scale_shape=scale.shape if scale else None,
-            scale_dtype=scale.dtype if scale else None,
-        )
-        counts[group] += 1
-    return [replace(group, count=count) for group, count in counts.items()]
-
-
-def _weight_scheme(weight: TensorMeta, scale: TensorMeta | None) -> str:
-    if scale is None:
-        return UNQUANTIZED if weight.dtype in _FLOATS else f"{_format_name(weight)} without scale"
-    if scale.numel == 1:
-        granularity = "per-tensor"
-    elif scale.numel == weight.shape[0] and scale.shape in ((scale.numel,), (scale.numel, 1)):
-        granularity = "per-channel"
-    else:
-        granularity = "per-block"
-    return f"{_format_name(weight)} {granularity}"
-
-
-def _format_name(weight: TensorMeta) -> str:
-    return "fp8" if weight.dtype.startswith("F8_") else weight.dtype.lower()
 
 
 def _describe_scheme(quantization: Mapping[str, Any] | None, modules: Iterable[ModuleGroup]) -> str:
@@ -257,18 +237,8 @@ def _describe_scheme(quantization: Mapping[str, Any] | None, modules: Iterable[M
     return " ".join(str(quantization[key]) for key in keys if quantization.get(key))
 
 
-def _count_dtypes(metas: Iterable[TensorMeta]) -> list[DtypeUse]:
-    uses: dict[str, DtypeUse] = {}
-    for meta in metas:
-        use = uses.get(meta.dtype, DtypeUse(meta.dtype, 0, 0, 0))
-        uses[meta.dtype] = DtypeUse(
-            meta.dtype, use.tensors + 1, use.elements + meta.numel, use.nbytes + meta.nbytes
-        )
-    return sorted(uses.values(), key=lambda use: -use.nbytes)
-
-
 def _is_scale(meta: TensorMeta) -> bool:
-    return split_tensor_name(meta.name)[1] in _WEIGHT_SCALES
+    return split_tensor_name(meta.name)[1] in WEIGHT_SCALE_NAMES
 
 
 def _count_parameters(used: Iterable[TensorMeta]) -> int:
@@ -300,9 +270,4 @@ def _held_bytes(meta: TensorMeta) -> int:
     """Bytes that a tensor takes for running: scales become f32, other wide floats 16 bits."""
     if _is_scale(meta):
         return 4 * meta.numel
-    return 2 * meta.numel if meta.dtype in _FLOATS else meta.nbytes
-
-
-def _pattern(name: str) -> str:
-    """`name` with `*` for its numbers."""
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+    return 2 * meta.numel if meta.dtype in FLOATS else meta.nbytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from safetensors.torch import save_file
 from srt.entrypoints.cli import main
 from srt.model_loader.inspection import Inspection, inspect_model
 from srt.test.ci_register import register_cpu_ci
+from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
+from srt.test.tiny_llama import TINY_CONFIG, make_tensors
 from srt.utils import host_memory
 
 register_cpu_ci(est_time=8, suite="per-commit")
@@ -74,7 +77,8 @@ def groups(inspection: Inspection) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tells_scheme_and_scales(tmp_path: Path, scheme: str, dtype: torch.dtype) -> None:
     tensors = fp8_tensors(torch.ones(SCALES[scheme], dtype=dtype))
-    inspection = inspect_model(write(tmp_path, tensors, quantization_config=FP8))
+    config = FP8 | {"weight_block_size": [128, 128] if "block" in scheme else None}
+    inspection = inspect_model(write(tmp_path, tensors, quantization_config=config))
     assert inspection.scheme == scheme
     group = groups(inspection)["model.layers.*.mlp.up_proj"]
     assert (group.count, group.scheme) == (LAYERS, scheme)
@@ -156,6 +160,41 @@ def test_names_a_weight_without_scale(tmp_path: Path) -> None:
     assert inspect_model(tmp_path).scheme == "fp8 without scale"
 
 
+def test_names_a_scale_that_does_not_fit(tmp_path: Path) -> None:
+    write(tmp_path, fp8_tensors(torch.ones(3, 1)), quantization_config=FP8)
+    message = (
+        r"mlp.up_proj.weight_scale; expected: one element, \[160\], \[160, 1\]; found: \[3, 1\]"
+    )
+    assert re.search(message, problems(tmp_path))
+    assert inspect_model(tmp_path).scheme == "fp8 with a scale that does not fit"
+
+
+def test_misses_layers(tmp_path: Path) -> None:
+    tensors = fp8_tensors(torch.tensor(1.0))
+    kept = {k: v for k, v in tensors.items() if ".layers.3." not in k and ".layers.11." not in k}
+    write(tmp_path, kept, quantization_config=FP8)
+    assert problems(tmp_path) == "there are no tensors of layer 3, 11"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format(name: str, tmp_path: Path) -> None:
+    fmt = FORMATS[name]
+    write_fp8_checkpoint(fmt, tmp_path, TINY_CONFIG, make_tensors(TINY_CONFIG))
+    inspection = inspect_model(tmp_path)
+    assert inspection.runs_here, inspection.problems
+    own_name = "layers.*.feed_forward.w3" if fmt.mistral_form else "model.layers.*.mlp.up_proj"
+    kind = (
+        "per-channel"
+        if fmt.block[0] == 1
+        else "per-tensor"
+        if fmt.block[0] is None
+        else "per-block"
+    )
+    assert groups(inspection)[own_name].scheme == f"fp8 {kind}"
+    used = {use for use in (fmt.input_scale, *fmt.cache_scales) if use}
+    assert {group.name.rpartition(".")[2] for group in inspection.ignored} == used
+
+
 def test_misses_an_untied_head(tmp_path: Path) -> None:
     tensors = fp8_tensors(torch.tensor(1.0))
     del tensors["lm_head.weight"]
@@ -181,6 +220,17 @@ def test_configuration_without_weights(tmp_path: Path, capsys: pytest.CaptureFix
     assert problems(tmp_path) == "there are no safetensors weights in the directory"
     assert main(["inspect", str(tmp_path)]) == 0
     assert "no weights: configuration only" in capsys.readouterr().out
+
+
+def test_configuration_with_an_index_only(tmp_path: Path) -> None:
+    """What a download of the small files leaves."""
+    write(tmp_path, None, quantization_config={**FP8, "ignored_layers": ["lm_head"]})
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "none of the 2 weight files" in problems(tmp_path)
+    inspection = inspect_model(tmp_path)
+    assert not inspection.has_weights
+    assert inspection.listed_unquantized == ["lm_head"]
 
 
 def test_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,16 +273,15 @@ def test_bad_input_ends_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixt
     expect("truncated")
 
 
-def test_reads_headers_without_torch_and_transformers(tmp_path: Path) -> None:
-    """The quantization frontend may bring torch with it; nothing else may."""
-    write(tmp_path, {"lm_head.weight": bf16(2, 3)})
+def test_the_command_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    """They would be most of its time."""
+    write(tmp_path, fp8_tensors(torch.tensor(1.0)), quantization_config=FP8)
     code = """
 import sys
-import srt.model_loader.inspection, srt.entrypoints.inspect
-print("torch" in sys.modules, "transformers" in sys.modules)
-srt.model_loader.inspection.inspect_model(sys.argv[1])
-print("transformers" in sys.modules)
+from srt.entrypoints.cli import main
+status = main(["inspect", sys.argv[1]])
+print(status, "torch" in sys.modules, "transformers" in sys.modules)
 """
     command = [sys.executable, "-c", code, str(tmp_path)]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert printed.split() == ["False", "False", "False"]
+    assert printed.splitlines()[-1] == "0 False False"

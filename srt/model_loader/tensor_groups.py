@@ -1,0 +1,128 @@
+"""Tensors of a checkpoint, counted together where they are alike but for the layer's number.
+
+Works on headers; imports no Torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from srt.layers.quantization.fp8_checkpoint import (
+    FP8_DTYPE,
+    find_scale,
+    group_modules,
+    scale_layout,
+)
+from srt.model_loader.checkpoint import TensorMeta
+
+UNQUANTIZED = "unquantized"
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class DtypeUse:
+    """Tensors of one dtype: how many, their elements and bytes."""
+
+    dtype: str
+    tensors: int
+    elements: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class ModuleGroup:
+    """Modules that are alike but for the layer's number.
+
+    Attributes:
+        name: module name with `*` for the numbers, such as `model.layers.*.mlp.up_proj`.
+        count: how many there are.
+        scheme: `fp8 per-tensor`, `fp8 per-channel`, `fp8 per-block`, `fp8 without scale`,
+            `fp8 with a scale that does not fit`, or `unquantized`.
+        dtype: safetensors dtype code of the weight.
+        shape: the weight's.
+        scale_shape: the weight scale's, None if there is none.
+        scale_dtype: the weight scale's, None if there is none.
+    """
+
+    name: str
+    count: int
+    scheme: str
+    dtype: str
+    shape: tuple[int, ...]
+    scale_shape: tuple[int, ...] | None
+    scale_dtype: str | None
+
+
+@dataclass(frozen=True)
+class IgnoredGroup:
+    """Tensors that are in the checkpoint and not used, and why."""
+
+    name: str
+    count: int
+    nbytes: int
+    reason: str
+
+
+def count_dtypes(metas: Iterable[TensorMeta]) -> list[DtypeUse]:
+    """Tensors by dtype, the dtype with most bytes first."""
+    uses: dict[str, DtypeUse] = {}
+    for meta in metas:
+        use = uses.get(meta.dtype, DtypeUse(meta.dtype, 0, 0, 0))
+        uses[meta.dtype] = DtypeUse(
+            meta.dtype, use.tensors + 1, use.elements + meta.numel, use.nbytes + meta.nbytes
+        )
+    return sorted(uses.values(), key=lambda use: -use.nbytes)
+
+
+def count_ignored(metas: Iterable[TensorMeta], reasons: Mapping[str, str]) -> list[IgnoredGroup]:
+    """Those of `metas` whose names have a reason, layers counted together."""
+    counts: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
+    for meta in metas:
+        if meta.name in reasons:
+            key = (_pattern(meta.name), reasons[meta.name])
+            counts[key] += 1
+            sizes[key] += meta.nbytes
+    return [IgnoredGroup(name, n, sizes[name, why], why) for (name, why), n in counts.items()]
+
+
+def count_modules(metas: Iterable[TensorMeta], block: tuple[int, int] | None) -> list[ModuleGroup]:
+    """Modules that have a weight, in the order of their names, layers counted together; `block` is
+    the size of blocks that the configuration gives.
+    """
+    counts: Counter[ModuleGroup] = Counter()
+    for module, tensors in sorted(group_modules(metas).items()):
+        weight = tensors.get("weight")
+        if weight is None:
+            continue
+        scale = find_scale(tensors)
+        group = ModuleGroup(
+            name=_pattern(module),
+            count=0,
+            scheme=_weight_scheme(weight, scale, block),
+            dtype=weight.dtype,
+            shape=weight.shape,
+            scale_shape=scale.shape if scale else None,
+            scale_dtype=scale.dtype if scale else None,
+        )
+        counts[group] += 1
+    return [replace(group, count=count) for group, count in counts.items()]
+
+
+def _weight_scheme(
+    weight: TensorMeta, scale: TensorMeta | None, block: tuple[int, int] | None
+) -> str:
+    if scale is None and weight.dtype in FLOATS:
+        return UNQUANTIZED
+    name = "fp8" if weight.dtype == FP8_DTYPE else weight.dtype.lower()
+    if scale is None:
+        return f"{name} without scale"
+    layout = scale_layout(weight, scale, block)
+    return f"{name} {layout.value}" if layout else f"{name} with a scale that does not fit"
+
+
+def _pattern(name: str) -> str:
+    """`name` with `*` for its numbers."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))

@@ -229,12 +229,16 @@ class Session:
     Args:
         path: The checkpoint.
         dtype: Of activations.
-        max_tokens: Size of the cache.
+        quantization: Scheme to quantize with while loading.
+        options: As for ModelRunner.
     """
 
-    def __init__(self, path: Path, dtype: str, max_tokens: int = 128) -> None:
-        config = ModelConfig.from_pretrained(path, dtype=dtype)
-        self.runner = ContiguousRunner(config, max_total_tokens=max_tokens, progress=False)
+    def __init__(
+        self, path: Path, dtype: str, *, quantization: str | None = None, **options: Any
+    ) -> None:
+        config = ModelConfig.from_pretrained(path, dtype=dtype, quantization=quantization)
+        options = {"max_total_tokens": 128, "progress": False} | options
+        self.runner = ContiguousRunner(config, **options)
         self._length = 0
 
     def prefill(self, token_ids: Sequence[int], chunk: int | None = None) -> Tensor:

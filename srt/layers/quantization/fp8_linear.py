@@ -71,6 +71,18 @@ class Fp8LinearMethod(LinearMethodBase):
             scale = scale.repeat_interleave(self.row_block, 0)[: weight.shape[0], 0].clone()
         layer.weight_scale = nn.Parameter(scale, requires_grad=False)
 
+    def element_scales(self, layer: nn.Module) -> Tensor:
+        """Scales of a processed layer spread over the weight's rows, `[N, 1]` where they are the
+        same for all of K, else `[N, K]`.
+        """
+        n, k = layer.get_parameter("weight").shape
+        scale = layer.get_parameter("weight_scale").data
+        if scale.dim() == 1:
+            return scale.view(-1, 1).expand(n, 1)
+        assert self.block is not None
+        rows = scale.repeat_interleave(self.row_block, dim=0)[:n]
+        return rows.repeat_interleave(self.block[1], dim=1)[:, :k]
+
     def apply(
         self,
         layer: nn.Module,

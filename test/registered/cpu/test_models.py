@@ -133,23 +133,35 @@ def test_cache_bytes_of_a_token(architecture: str, elements: int, tmp_path: Path
     assert layout.bytes_per_token(2) == 2 * elements * 2
 
 
+# As DeepSeek-V3's own: a head's keys are one block of rows, its values too, the latent several.
+ALIGNED = {**ARCHITECTURES["deepseek-v3"], "qk_nope_head_dim": 40, "v_head_dim": 40}
+
+
 @pytest.mark.parametrize(
-    ("fmt", "dtype"),
+    ("fmt", "config", "dtype"),
     [
-        ("bf16", torch.bfloat16),
-        ("autofp8-dynamic", torch.float8_e4m3fn),
-        ("mistral-hf-channel", torch.bfloat16),
+        ("bf16", ARCHITECTURES["deepseek-v3"], torch.bfloat16),
+        ("autofp8-dynamic", ARCHITECTURES["deepseek-v3"], torch.float8_e4m3fn),
+        ("fbgemm", ARCHITECTURES["deepseek-v3"], torch.float8_e4m3fn),
+        ("deepseek-small-blocks", ALIGNED, torch.float8_e4m3fn),
+        ("deepseek-small-blocks", ARCHITECTURES["deepseek-v3"], torch.bfloat16),
     ],
+    ids=["bf16", "per tensor", "per channel", "aligned blocks", "blocks across heads"],
 )
-def test_absorbed_weights_stay_fp8_where_a_head_has_one_scale(
-    fmt: str, dtype: torch.dtype, tmp_path: Path
+def test_absorbed_weights_stay_fp8(
+    fmt: str, config: dict[str, Any], dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    config = ARCHITECTURES["deepseek-v3"]
-    write_model(tmp_path, fmt, config, make_tensors(config))
+    weights = write_model(tmp_path, fmt, config, make_tensors(config))
+    case = ModelCase(tmp_path, reference_log_probs(config, weights, TOKENS))
     model = Session(tmp_path, "float16").runner.runner.model
-    held = {p.dtype for name, p in model.named_parameters() if name.endswith((".w_kc", ".w_vc"))}
-    assert held == {dtype}
-    assert not any("kv_b_proj.weight" in name for name, _ in model.named_parameters())
+    parameters = dict(model.named_parameters())
+    absorbed = [f"model.layers.0.self_attn.kv_b_proj.{name}.weight" for name in ("w_kc", "w_vc")]
+    assert {parameters[name].dtype for name in absorbed} == {dtype}
+    assert "model.layers.0.self_attn.kv_b_proj.weight" not in parameters
+    # An FP8 weight is exact, so only activations are rounded.
+    tolerance = 0.012 if dtype == torch.float8_e4m3fn else TOLERANCES["float16"]
+    assert largest_difference(case, "float16") < tolerance
+    assert largest_difference(case, "float32") < TOLERANCES["float32"]
 
 
 def test_names_as_ministral3_is_published(tmp_path: Path) -> None:
@@ -194,3 +206,24 @@ def test_layers_that_predict_further_tokens_are_skipped(tmp_path: Path) -> None:
     )
     results = [Session(tmp_path / name, "float16").prefill(TOKENS) for name in ("without", "with")]
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_packed_cache_of_latent_attention(dtype: str, tmp_path: Path) -> None:
+    config = ARCHITECTURES["deepseek-v3"]
+    write_model(tmp_path / "model", "fbgemm", config, make_tensors(config))
+    first = Session(tmp_path / "model", dtype).prefill(TOKENS)
+    for _ in range(2):  # written, then read
+        session = Session(tmp_path / "model", dtype, packed_cache=tmp_path / "cache")
+        assert torch.equal(session.prefill(TOKENS), first)
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "fp8-per-channel", "fp8-block"])
+def test_latent_attention_is_quantized_while_loading(scheme: str, tmp_path: Path) -> None:
+    config = ARCHITECTURES["deepseek-v3"]
+    write_model(tmp_path, "bf16", config, make_tensors(config))
+    exact = Session(tmp_path, "float32", quantization=scheme).prefill(TOKENS)
+    plain = Session(tmp_path, "float32").prefill(TOKENS)
+    rounded = Session(tmp_path, "float16", quantization=scheme).prefill(TOKENS)
+    assert (rounded - exact).abs().max() < TOLERANCES["float16"]
+    assert (exact - plain).abs().max() > 2 * TOLERANCES["float16"]

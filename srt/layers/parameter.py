@@ -200,16 +200,15 @@ class WeightScaleParameter(ModelParameter):
 
     def load(self, source: Tensor, meta: TensorMeta, shard_id: ShardId) -> None:
         scales = source.to(torch.float32)
-        flat = scales.reshape(-1)
-        bad = ~(flat.isfinite() & (flat > 0))
+        bad = ~(scales.isfinite() & (scales > 0))
         if bad.any():
-            index = int(bad.nonzero()[0])
+            index = bad.nonzero()[0].tolist()
             raise CheckpointError(
                 "a weight scale is not a positive finite number",
                 file=meta.file,
                 tensor=meta.name,
                 expected="finite values above zero",
-                found=f"{flat[index].item()} at index {index}",
+                found=f"{scales[tuple(index)].item()} at index {index}",
             )
         self.place(scales, shard_id)
 

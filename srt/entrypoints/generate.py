@@ -11,6 +11,7 @@ from srt.entrypoints.options import (
     add_sampling_options,
     make_engine,
     make_sampling_params,
+    read_text,
 )
 from srt.errors import RequestError
 
@@ -66,7 +67,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     params = make_sampling_params(args)
-    prompts = args.prompt or [_read_prompt(args.prompt_file)]
+    prompts = args.prompt or [read_text(args.prompt_file, "the prompt").removesuffix("\n")]
     with make_engine(args, max_running_requests=min(len(prompts), 32)) as engine:
         request = _request(engine, prompts, args)
         if len(prompts) == 1 and args.stream and not args.json:
@@ -83,14 +84,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         _print_statistics(outputs, facts)
     return 0
-
-
-def _read_prompt(file: Path) -> str:
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"cannot read the prompt: {error}") from error
-    return text.removesuffix("\n")
 
 
 def _request(engine: "Engine", prompts: list[str], args: argparse.Namespace) -> dict[str, Any]:

@@ -1,19 +1,21 @@
 """Options that the generating commands share, and the engine they describe."""
 
 import argparse
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from srt.configs.dtypes import DTYPE_CHOICES, QUANTIZATION_CHOICES
-from srt.errors import SrtError
+from srt.errors import RequestError, SrtError
 
 if TYPE_CHECKING:
     from srt.entrypoints.engine import Engine
     from srt.sampling.sampling_params import SamplingParams
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the model and how it runs."""
+def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Options of the model and how it is held; returns their group."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
@@ -39,6 +41,19 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "channel, or per block of 128 x 128 (default: run it as it is)",
     )
     group.add_argument(
+        "--packed-cache",
+        metavar="DIR",
+        help="keep packed weights here; the next start maps them and is faster",
+    )
+    group.add_argument("--threads", type=int, metavar="N", help="threads (default: Torch's choice)")
+    group.add_argument("--quiet", action="store_true", help="no progress bars and no statistics")
+    return group
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the model and how it runs."""
+    group = add_model_options(parser)
+    group.add_argument(
         "--context-length",
         type=int,
         metavar="N",
@@ -58,15 +73,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="most prompt tokens of one forward pass (default: %(default)s)",
     )
     group.add_argument(
-        "--packed-cache",
-        metavar="DIR",
-        help="keep packed weights here; the next start maps them and is faster",
-    )
-    group.add_argument(
         "--enable-graph", action="store_true", help="compile decode with torch.compile at start"
     )
-    group.add_argument("--threads", type=int, metavar="N", help="threads (default: Torch's choice)")
-    group.add_argument("--quiet", action="store_true", help="no progress bars and no statistics")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +124,19 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engine":
-    """The engine that the options describe."""
+    """The engine that the options of `add_engine_options` describe."""
+    return make_engine_of_model(
+        args,
+        context_length=args.context_length,
+        max_running_requests=max_running_requests,
+        max_total_tokens=args.max_total_tokens,
+        chunked_prefill_size=args.chunked_prefill_size,
+        enable_graph=args.enable_graph,
+    )
+
+
+def make_engine_of_model(args: argparse.Namespace, **options: Any) -> "Engine":
+    """An engine for the model that the options of `add_model_options` describe."""
     try:
         import_module("sgl_kernel")
     except ImportError as error:
@@ -128,15 +148,23 @@ def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engi
         revision=args.revision,
         dtype=args.dtype,
         quantization=args.quantization,
-        context_length=args.context_length,
-        max_running_requests=max_running_requests,
-        max_total_tokens=args.max_total_tokens,
-        chunked_prefill_size=args.chunked_prefill_size,
-        enable_graph=args.enable_graph,
         packed_cache=args.packed_cache,
         num_threads=args.threads,
         progress=not args.quiet,
+        **options,
     )
+
+
+def read_text(file: Path, what: str) -> str:
+    """Content of a text file, or of stdin for `-`.
+
+    Raises:
+        RequestError: It cannot be read or is not UTF-8; the message calls it `what`.
+    """
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"cannot read {what}: {error}") from error
 
 
 def make_sampling_params(args: argparse.Namespace) -> "SamplingParams":

@@ -32,7 +32,8 @@ def load_tokenizer(directory: Path) -> Any | None:
 
 def encode(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a plain prompt, with the special tokens that the tokenizer adds."""
-    ids: list[int] = tokenizer.encode(text)
+    # Whether it is too long is ours to say.
+    ids: list[int] = tokenizer.encode(text, verbose=False)
     return ids
 
 

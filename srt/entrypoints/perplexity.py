@@ -1,0 +1,83 @@
+"""`srt perplexity`: how well a model predicts a text."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from srt.entrypoints.options import add_model_options, make_engine_of_model, read_text
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    parser = subparsers.add_parser(
+        "perplexity",
+        help="measure how well a model predicts a text",
+        description="Perplexity of a text: e to the mean of -ln p over its tokens, each given the "
+        "tokens before it in a window that slides over the text. Compare models by it that share "
+        "a tokenizer, with the same window and stride: what a quantization costs, for example.",
+    )
+    add_model_options(parser)
+    group = parser.add_argument_group("text")
+    group.add_argument(
+        "--text", type=Path, required=True, metavar="FILE", help="the text, UTF-8; - is stdin"
+    )
+    group.add_argument(
+        "--tokens", type=int, metavar="N", help="only the first N tokens (default: all)"
+    )
+    group.add_argument(
+        "--window",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="tokens that the model sees at once (default: %(default)s)",
+    )
+    group.add_argument(
+        "--stride",
+        type=int,
+        metavar="N",
+        help="tokens by which windows are apart (default: half a window)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status."""
+    from tqdm import tqdm
+
+    from srt.errors import RequestError
+    from srt.managers.tokenizer import encode
+    from srt.model_executor.perplexity import compute_perplexity
+
+    text = read_text(args.text, "the text")
+    if args.tokens is not None and args.tokens < 2:
+        raise RequestError(f"--tokens {args.tokens}: expected 2 at least")
+    stride = args.window // 2 if args.stride is None else args.stride
+    with make_engine_of_model(args, max_total_tokens=max(args.window, 2)) as engine:
+        if engine.tokenizer is None:
+            raise RequestError(f"{args.model} has no tokenizer")
+        ids = encode(engine.tokenizer, text)[: args.tokens]
+        start = time.perf_counter()
+        silent = args.quiet or args.json or not sys.stderr.isatty()
+        with tqdm(total=len(ids) - 1, unit="token", leave=False, disable=silent) as bar:
+            result = compute_perplexity(engine.model_runner, ids, args.window, stride, bar.update)
+        seconds = time.perf_counter() - start
+    if args.json:
+        facts = {
+            "perplexity": result.perplexity,
+            "nll": result.nll,
+            "tokens": len(ids),
+            "scored_tokens": result.scored,
+            "window": args.window,
+            "stride": stride,
+            "seconds": seconds,
+        }
+        print(json.dumps(facts, indent=2))
+    else:
+        print(
+            f"perplexity {result.perplexity:.4f} of {len(ids)} tokens, window {args.window}, "
+            f"stride {stride}, {seconds:.1f} s"
+        )
+    return 0

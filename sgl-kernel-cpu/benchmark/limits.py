@@ -1,60 +1,105 @@
-"""The machine's own limits: what a kernel can at best reach, measured in the same run."""
+"""The machine's own limits, measured on the threads that run the ops, in the same run.
 
-import threading
-import time
+Read bandwidth over memory in huge pages, bandwidth of a copy (bytes read plus bytes written), and
+the multiply-add peak of the instruction that the tier uses for bfloat16 and for float16
+activations, whichever of the tier's instructions is faster.
+"""
+
+import mmap
+import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from torch import Tensor
+from turn import take_turn
 
-from sgl_kernel._library import fma_probe, read_probe
+import sgl_kernel  # noqa: F401  (loads the ops)
+
+_OPS = torch.ops.sgl_kernel_benchmark
+_READ_BYTES = 64 * 2**20
+_MULTIPLY_SECONDS = 0.002
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Read bandwidth in bytes/s and float32 multiply-add peak in FLOP/s, all threads together."""
+    """Bytes/s and FLOP/s of all threads together."""
 
     threads: int
-    bandwidth: float
-    flops: float
+    read: float
+    copy: float
+    flops_f32: float
+    flops_bf16: float
+
+    def flops(self, dtype: torch.dtype) -> float:
+        """The peak for activations of ``dtype``."""
+        return self.flops_bf16 if dtype == torch.bfloat16 else self.flops_f32
+
+    def seconds(self, nbytes: float, flops: float, dtype: torch.dtype) -> float:
+        """The roofline: the least time in which this can be moved and computed."""
+        return max(nbytes / self.read, flops / self.flops(dtype))
 
 
-def _together(threads: int, work: Callable[[int], float]) -> float:
-    """Run ``work(thread)`` on all threads at once; amount done by all, per second."""
-    barrier = threading.Barrier(threads + 1)
-    done = [0.0] * threads
-
-    def run(thread: int) -> None:
-        barrier.wait()
-        done[thread] = work(thread)
-        barrier.wait()
-
-    pool = [threading.Thread(target=run, args=(i,)) for i in range(threads)]
-    for thread in pool:
-        thread.start()
-    barrier.wait()
-    start = time.perf_counter()
-    barrier.wait()
-    seconds = time.perf_counter() - start
-    for thread in pool:
-        thread.join()
-    return sum(done) / seconds
+def _huge(nbytes: int) -> Tensor:
+    # Shared memory, the default, would get no huge pages.
+    buffer = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(buffer, dtype=torch.float32).fill_(1.0)
 
 
-def measure_limits(threads: int, repetitions: int = 5) -> Limits:
-    """Best of several runs: a limit is what the machine can do when nothing disturbs it."""
-    floats = 64 * 2**20  # 256 MiB a thread: larger than any cache share
-    buffers = [torch.ones(floats) for _ in range(threads)]
+@dataclass
+class LimitProbe:
+    """Takes samples of the limits; a run takes them between the methods that it times.
 
-    def read(thread: int) -> float:
-        read_probe(buffers[thread])
-        return buffers[thread].nbytes
+    ``nbytes``: memory that the reads walk through, a part at a time.
+    """
 
-    def multiply(_: int) -> float:
-        return 2.0 * fma_probe(2_000_000)
+    nbytes: int = 512 * 2**20
+    samples: dict[str, list[float]] = field(default_factory=dict)
 
-    return Limits(
-        threads,
-        max(_together(threads, read) for _ in range(repetitions)),
-        max(_together(threads, multiply) for _ in range(repetitions)),
-    )
+    def __post_init__(self) -> None:
+        self._source = _huge(self.nbytes).split(min(_READ_BYTES, self.nbytes) // 4)
+        self._target = torch.empty_like(self._source[0])
+        self._steps: dict[bool, int] = {}
+        self._next = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the samples taken."""
+        self.samples = {"read": [], "copy": [], "f32": [], "bf16": []}
+
+    def _part(self) -> Tensor:
+        self._next = (self._next + 1) % len(self._source)
+        return self._source[self._next]
+
+    def _multiply(self, bf16: bool) -> float:
+        if bf16 not in self._steps:
+            seconds, _ = take_turn(partial(_OPS.multiply_probe, bf16, 10_000))
+            self._steps[bf16] = max(1, int(10_000 * _MULTIPLY_SECONDS / seconds))
+        seconds, done = take_turn(partial(_OPS.multiply_probe, bf16, self._steps[bf16]))
+        return 2.0 * done / seconds
+
+    def sample(self, copy: bool = False) -> None:
+        """One sample of each limit, in a turn as methods have it; of the copy only if asked."""
+        nbytes = self._source[0].nbytes
+        seconds, _ = take_turn(lambda: _OPS.read_probe(self._part()))
+        self.samples["read"].append(nbytes / seconds)
+        if copy:
+            seconds, _ = take_turn(lambda: _OPS.copy_probe(self._target, self._part()))
+            self.samples["copy"].append(2 * nbytes / seconds)
+        self.samples["f32"].append(self._multiply(False))
+        self.samples["bf16"].append(self._multiply(True))
+
+    def limits(self, best: bool = False) -> Limits:
+        """Medians of the samples, or the best of them."""
+        middle: Callable[[list[float]], float] = max if best else statistics.median
+        f32 = middle(self.samples["f32"])
+        return Limits(
+            torch.get_num_threads(),
+            middle(self.samples["read"]),
+            middle(self.samples["copy"]) if self.samples["copy"] else 0.0,
+            f32,
+            max(f32, middle(self.samples["bf16"])),
+        )

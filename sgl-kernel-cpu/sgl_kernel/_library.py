@@ -30,10 +30,6 @@ def _library() -> ctypes.CDLL:
     for name in ("sgl_kernel_set_isa", "sgl_kernel_check_isa", "sgl_kernel_cpu_info"):
         getattr(library, name).restype = ctypes.c_char_p
     library.sgl_kernel_set_isa.argtypes = [ctypes.c_char_p]
-    library.sgl_kernel_read_probe.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    library.sgl_kernel_read_probe.restype = ctypes.c_float
-    library.sgl_kernel_fma_probe.argtypes = [ctypes.c_int64, ctypes.c_void_p]
-    library.sgl_kernel_fma_probe.restype = ctypes.c_int64
     return library
 
 
@@ -90,18 +86,6 @@ def cpu_info() -> dict[str, Any]:
         "caches": _caches(),
         "isa_override": os.environ.get("SGL_KERNEL_ISA") or None,
     }
-
-
-def read_probe(data: torch.Tensor) -> None:
-    """Read a contiguous float32 tensor once, on the calling thread, at the speed of its memory."""
-    _library().sgl_kernel_read_probe(data.data_ptr(), data.numel())
-
-
-def fma_probe(steps: int) -> int:
-    """Do independent float32 multiply-adds in registers and return how many were done."""
-    sink = torch.tensor([1.0, 1e-20])
-    count: int = _library().sgl_kernel_fma_probe(steps, sink.data_ptr())
-    return count
 
 
 def _library_info() -> dict[str, Any]:

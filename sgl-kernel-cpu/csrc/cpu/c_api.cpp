@@ -40,12 +40,3 @@ SGL_EXPORT const char* sgl_kernel_check_isa() {
 SGL_EXPORT const char* sgl_kernel_cpu_info() {
   return keep(sgl_kernel::cpu_info_json());
 }
-
-// Benchmark probes of the tier in use; see machine_limits.cpp. ctypes releases the GIL around them.
-SGL_EXPORT float sgl_kernel_read_probe(const float* data, int64_t count) {
-  return sgl_kernel::kernel_table(sgl_kernel::active_tier()).read_probe(data, count);
-}
-
-SGL_EXPORT int64_t sgl_kernel_fma_probe(int64_t steps, float* sink) {
-  return sgl_kernel::kernel_table(sgl_kernel::active_tier()).fma_probe(steps, sink);
-}

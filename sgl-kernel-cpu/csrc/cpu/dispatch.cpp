@@ -149,7 +149,7 @@ const KernelTable& kernel_table(Tier tier) {
   if (tier == Tier::name) {                                                                       \
     static const KernelTable table = {&name::fp8_scaled_mm_kernel_impl,                           \
                                       &name::weight_packed_linear_kernel_impl, &name::read_probe, \
-                                      &name::fma_probe};                                          \
+                                      &name::multiply_probe};                                     \
     return table;                                                                                 \
   }
   SGL_FOR_EACH_TIER(SGL_TABLE_OF)

@@ -97,8 +97,11 @@ using GemmKernel = void (*)(const GemmArgs& args, TaskRange tasks, void* scratch
 struct KernelTable {
   GemmKernel gemm_e4m3;
   GemmKernel gemm_bf16;
+  // For benchmarks. Reads all of `data` at the speed of its memory.
   float (*read_probe)(const float* data, int64_t count);
-  int64_t (*fma_probe)(int64_t steps, float* sink);
+  // Independent multiply-adds in registers, as the GEMM does them for activations of this type;
+  // returns how many. `sink`: two floats, so that the compiler keeps them.
+  int64_t (*multiply_probe)(ActType mat1_type, int64_t steps, float* sink);
 };
 
 // B independent products; strides in elements. mat2 is [B, N, K] contiguous, each batch packed

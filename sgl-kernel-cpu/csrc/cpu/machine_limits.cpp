@@ -1,29 +1,31 @@
 // The machine's own limits, measured with the same instructions that the kernels of this tier use.
 // Benchmarks print their results as a share of these. Compiled once per tier.
+#include <type_traits>
+
+#include "dot.h"
 #include "tiers.h"
 #include "vec.h"
 
 namespace sgl_kernel {
 namespace SGL_TIER {
+namespace {
 
-// Reads `count` floats, 32 vectors in flight, and returns a value that depends on all of them.
-float read_probe(const float* data, int64_t count) {
-  constexpr int kStreams = 8;
-  Vec sums[kStreams];
-  for (int i = 0; i < kStreams; ++i) sums[i] = zero();
-  const int64_t step = int64_t{kStreams} * kLanes;
-  for (int64_t p = 0; p + step <= count; p += step) {
-    for (int i = 0; i < kStreams; ++i) sums[i] = add(sums[i], load(data + p + i * kLanes));
-  }
-  for (int i = 1; i < kStreams; ++i) sums[0] = add(sums[0], sums[i]);
+// Of 1 to 8 streams and 0 to 4 KiB ahead, two streams and 1 KiB read fastest: hardware prefetchers
+// stop at page borders, and each stream keeps its own running.
+constexpr int64_t kReadStreams = 2;
+constexpr int64_t kReadAhead = 1024;
+constexpr int64_t kReadVecs = 8;
+
+// Returns a value that depends on all chains, so that none is dropped.
+SGL_INLINE float reduce(Vec* sums, int count) {
+  for (int i = 1; i < count; ++i) sums[0] = add(sums[0], sums[i]);
   float lanes[kLanes];
   store(lanes, sums[0]);
   return lanes[0];
 }
 
-// `steps` rounds of independent multiply-adds in registers; returns how many f32 multiply-adds it
-// did. `sink` keeps the compiler from dropping them.
-int64_t fma_probe(int64_t steps, float* sink) {
+template <typename Dot>
+SGL_INLINE int64_t multiply_in_registers(int64_t steps, float* sink) {
   constexpr int kChains = kMicroRows * kMicroVecs;
   Vec sums[kChains];
   for (int i = 0; i < kChains; ++i) sums[i] = set1(static_cast<float>(i));
@@ -31,13 +33,60 @@ int64_t fma_probe(int64_t steps, float* sink) {
   const Vec b = set1(sink[1]);
   for (int64_t s = 0; s < steps; ++s) {
 #pragma GCC unroll 32
-    for (int i = 0; i < kChains; ++i) sums[i] = fma(a, b, sums[i]);
+    for (int i = 0; i < kChains; ++i) sums[i] = Dot::dot(a, b, sums[i]);
   }
-  for (int i = 1; i < kChains; ++i) sums[0] = add(sums[0], sums[i]);
-  float lanes[kLanes];
-  store(lanes, sums[0]);
-  sink[0] = lanes[0] == 12345.f ? 1.f : sink[0];
-  return steps * kChains * kLanes;
+  sink[0] = reduce(sums, kChains) == 12345.f ? 1.f : sink[0];
+  return steps * kChains * kLanes * (2 / Dot::kStepsPerPair);
+}
+
+#if defined(SGL_TIER_AMX)
+// Four tiles of sums from two tiles of rows and two of columns, as the kernel has them.
+int64_t multiply_in_tiles(int64_t steps) {
+  const AmxTileState state;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  _tile_zero(6);
+  _tile_zero(7);
+  for (int64_t s = 0; s < steps; ++s) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  return steps * 4 * 16 * 16 * 32;
+}
+#endif
+
+}  // namespace
+
+float read_probe(const float* data, int64_t count) {
+  Vec sums[kReadVecs];
+  for (int64_t i = 0; i < kReadVecs; ++i) sums[i] = zero();
+  const int64_t step = kReadVecs * kLanes;
+  const int64_t part = count / kReadStreams / step * step;
+  for (int64_t p = 0; p < part; p += step) {
+    for (int64_t stream = 0; stream < kReadStreams; ++stream) {
+      const float* from = data + stream * part + p;
+      for (int64_t byte = 0; byte < step * 4; byte += 64) {
+        __builtin_prefetch(reinterpret_cast<const char*>(from) + kReadAhead + byte);
+      }
+      for (int64_t i = 0; i < kReadVecs; ++i) sums[i] = add(sums[i], load(from + i * kLanes));
+    }
+  }
+  return reduce(sums, kReadVecs);
+}
+
+int64_t multiply_probe(ActType mat1_type, int64_t steps, float* sink) {
+#if defined(SGL_TIER_AMX)
+  if (mat1_type == ActType::bf16) return multiply_in_tiles(steps);
+#else
+  if (mat1_type == ActType::bf16) return multiply_in_registers<DotFor<bf16_t>>(steps, sink);
+#endif
+  return multiply_in_registers<DotFor<fp16_t>>(steps, sink);
 }
 
 }  // namespace SGL_TIER

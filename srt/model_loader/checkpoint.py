@@ -304,7 +304,11 @@ def _read_header(file: Path) -> list[TensorMeta]:
                 entry = handle.get_slice(name)
                 metas.append(_tensor_meta(file, name, entry.get_dtype(), entry.get_shape()))
     except (SafetensorError, OSError) as error:
-        raise _explain_bad_file(file, error) from error
+        try:
+            explanation = _explain_bad_file(file, error)
+        except OSError as reason:
+            raise CheckpointError("cannot read file", file=file, found=reason) from error
+        raise explanation from error
     return metas
 
 

@@ -148,6 +148,54 @@ def test_corrupt_header(tmp_path: Path, header: bytes) -> None:
     expect_error(tmp_path, str(file), "corrupt header")
 
 
+def entry(shape: list[int], *offsets: int) -> str:
+    return json.dumps({"dtype": "F32", "shape": shape, "data_offsets": offsets})
+
+
+@pytest.mark.parametrize(
+    ("entries", "nbytes"),
+    [
+        ([("a", entry([1], 0, 4)), ("a", entry([1], 4, 8))], 8),
+        ([("a", entry([1], 0, 4)), ("b", entry([1], 2, 6))], 6),
+        ([("a", entry([1], 0, 4)), ("b", entry([1], 8, 12))], 12),
+        ([("a", entry([2], 0, 4))], 4),
+        ([("a", entry([-1], 0, 4))], 4),
+        ([("a", entry([1 << 32, 1 << 32], 0, 4))], 4),
+        ([("a", entry([1], 4, 0))], 4),
+    ],
+    ids=["twice", "overlap", "hole", "other shape", "negative", "overflow", "backwards"],
+)
+def test_contradicting_header(tmp_path: Path, entries: list[tuple[str, str]], nbytes: int) -> None:
+    header = ("{" + ",".join(f'"{name}":{value}' for name, value in entries) + "}").encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(nbytes))
+    expect_error(tmp_path, str(file), "header")
+
+
+def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("srt.model_loader.checkpoint.safe_open", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
+    expect_error(tmp_path, "model.safetensors", "cannot read file", "Permission denied")
+
+
+@pytest.mark.parametrize("change", ["unlink", "truncate"])
+def test_file_that_changes_after_it_was_opened(tmp_path: Path, change: str) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(1000)}, file)
+    checkpoint = Checkpoint.open(tmp_path)
+    file.unlink()
+    if change == "truncate":
+        file.write_bytes(b"x" * 100)
+    with pytest.raises(CheckpointError, match="cannot read tensor") as caught:
+        checkpoint.get("w")
+    assert (caught.value.file, caught.value.tensor) == (file, "w")
+
+
 def test_git_lfs_pointer(tmp_path: Path) -> None:
     text = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
     (tmp_path / "model.safetensors").write_text(text)

@@ -90,6 +90,12 @@ DAMAGES: dict[str, tuple[dict[str, Tensor | None], str, str]] = {
         f"{UP}.weight_scale",
         "two tensors.*weight_scale_inv|weight_scale_inv.*two tensors",
     ),
+    "two spellings of a tensor": (
+        {"language_model.model.norm.weight": torch.ones(96, dtype=torch.bfloat16)},
+        "model.norm.weight",
+        "two tensors fill the same parameter.*found: also",
+    ),
+    "missing embedding": ({"model.embed_tokens.weight": None}, "embed_tokens.weight", "no tensor"),
     "block scales": (
         {f"{UP}.weight_scale": torch.ones(2, 1)},
         f"{UP}.weight_scale",
@@ -254,6 +260,35 @@ def test_wrapped_names(tmp_path: Path, prefix: str) -> None:
     ]
     for (name, a), (_, b) in zip(*(m.named_parameters() for m in models), strict=True):
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), name
+
+
+def lm_head(tensors: dict[str, Tensor], **changes: Tensor) -> dict[str, Tensor]:
+    """`tensors` with another lm_head."""
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("lm_head.")}
+    return kept | {f"lm_head.{name}": tensor for name, tensor in changes.items()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("head", ["none", "bf16", "fp8"])
+def test_lm_head(tied: bool, head: str, tmp_path: Path) -> None:
+    """A tied head in the file is ignored, whatever it is; an untied one is needed."""
+    config = TINY_CONFIG | {"tie_word_embeddings": tied}
+    tensors = quantize(make_tensors(config))
+    weight = torch.full((1007, 96), 0.5)
+    heads: dict[str, dict[str, Tensor]] = {
+        "none": {},
+        "bf16": {"weight": weight.bfloat16()},
+        "fp8": {"weight": weight.to(torch.float8_e4m3fn), "weight_scale": torch.tensor(2.0)},
+    }
+    path = write_checkpoint(tmp_path, config, lm_head(tensors, **heads[head]), FP8)
+    if head == "none" and not tied:
+        with pytest.raises(CheckpointError, match=r"no tensor.*tensor: lm_head\.weight"):
+            load_model(ModelConfig.from_pretrained(path), progress=False)
+        return
+    model: Any = load_model(ModelConfig.from_pretrained(path), progress=False)
+    logits = model.lm_head(torch.eye(96, dtype=torch.float16)).T
+    table = tensors["model.embed_tokens.weight"].float()
+    assert torch.equal(logits, table if tied else weight * (2 if head == "fp8" else 1))
 
 
 def test_tensors_that_are_not_needed(tmp_path: Path) -> None:

@@ -153,10 +153,12 @@ class GroupedQueryAttention(nn.Module):
             qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
         if self._rotate is not None:
             qk = self._rotate(qk, rotation)
-        q, k = qk.split((q_heads, k_heads), dim=1)
-        if rotation.query_scale is not None:
-            q = q * rotation.query_scale
-        out = self.attn(q.to(x.dtype), k.to(x.dtype), v, batch)
+        if rotation.query_scale is None:
+            q, k = qk.to(x.dtype).split((q_heads, k_heads), dim=1)
+        else:
+            q, k = qk.split((q_heads, k_heads), dim=1)
+            q, k = (q * rotation.query_scale).to(x.dtype), k.to(x.dtype)
+        out = self.attn(q, k, v, batch)
         return self.o_proj(out, torch.float32)
 
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
 from srt.configs.model_config import ModelConfig
+from srt.model_executor.cpu_graph_runner import MIN_TORCH
 from srt.test.ci_register import register_cpu_ci
 from srt.test.contiguous_runner import ContiguousRunner, ExtendInput
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
@@ -227,3 +229,20 @@ def test_latent_attention_is_quantized_while_loading(scheme: str, tmp_path: Path
     rounded = Session(tmp_path, "float16", quantization=scheme).prefill(TOKENS)
     assert (rounded - exact).abs().max() < TOLERANCES["float16"]
     assert (exact - plain).abs().max() > 2 * TOLERANCES["float16"]
+
+
+@pytest.mark.parametrize("architecture", ["ministral3", "qwen3", "deepseek-v3"])
+def test_compiled_decode(architecture: str, tmp_path: Path) -> None:
+    """Query scale and window, norms of heads, latent attention with scales along columns."""
+    if Version(Version(torch.__version__).base_version) < Version(MIN_TORCH):
+        pytest.skip(f"graph mode needs Torch {MIN_TORCH}")
+    config = ARCHITECTURES[architecture]
+    write_model(tmp_path, "fbgemm", config, make_tensors(config))
+    eager = Session(tmp_path, "float16")
+    compiled = Session(tmp_path, "float16", graph_batch_sizes=[1])
+    for session in (eager, compiled):
+        session.prefill(TOKENS[:PROMPT_LEN])
+    for token in TOKENS[PROMPT_LEN:]:
+        torch.testing.assert_close(
+            compiled.decode(token), eager.decode(token), rtol=0, atol=TOLERANCES["float16"]
+        )

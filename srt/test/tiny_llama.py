@@ -10,7 +10,18 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+
+from srt.test import tiny_models
+from srt.test.tiny_models import make_tensors
+
+__all__ = [
+    "TINY_CONFIG",
+    "dequantize",
+    "make_tensors",
+    "quantize",
+    "reference_model",
+    "write_checkpoint",
+]
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
@@ -34,24 +45,6 @@ TINY_CONFIG: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-
-
-def make_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
-    """Random bf16 weights under the names and with the shapes of transformers' Llama."""
-    with torch.device("meta"):
-        shapes = {
-            k: v.shape for k, v in LlamaForCausalLM(LlamaConfig(**config)).state_dict().items()
-        }
-    if config["tie_word_embeddings"]:
-        shapes.pop("lm_head.weight", None)
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, shape in shapes.items():
-        values = torch.randn(shape, generator=generator)
-        # Weights of a size that keeps activations near 1, norms near 1.
-        values = 1 + 0.1 * values if "norm" in name else values * shape[-1] ** -0.5
-        tensors[name] = values.to(torch.bfloat16)
-    return tensors
 
 
 def quantize(
@@ -118,20 +111,14 @@ def write_checkpoint(
     return directory
 
 
-def reference_model(directory: Path) -> LlamaForCausalLM:
+def reference_model(directory: Path) -> Any:
     """transformers' model in float32 over the dequantised weights of a checkpoint with one or
     several files.
     """
     config = json.loads((directory / "config.json").read_text())
-    config.pop("quantization_config", None)
-    config.pop("torch_dtype", None)
-    config.pop("dtype", None)
+    for key in ("quantization_config", "torch_dtype", "dtype"):
+        config.pop(key, None)
     tensors: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         tensors |= load_file(file)
-    model = LlamaForCausalLM(LlamaConfig(**config))
-    missing, unexpected = model.load_state_dict(dequantize(tensors), strict=False)
-    assert not unexpected
-    assert set(missing) <= ({"lm_head.weight"} if config["tie_word_embeddings"] else set())
-    model.tie_weights()
-    return model.float().eval()
+    return tiny_models.reference_model(config, dequantize(tensors))

@@ -208,17 +208,22 @@ def vision_modules(tensors: Iterable[str]) -> list[str]:
     return sorted({n.rpartition(".")[0] for n in tensors if any(p in f".{n}" for p in parts)})
 
 
-def reference_log_probs(
-    config: Mapping[str, Any], weights: Mapping[str, Tensor], token_ids: Sequence[int]
-) -> Tensor:
-    """`[T, vocab_size]` after every token, by transformers in float32 over float32 weights."""
+def reference_model(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
+    """transformers' model in float32 over float32 weights."""
     model = _transformers_model(config)
     missing, unexpected = model.load_state_dict(dict(weights), strict=False)
     assert not unexpected
     assert set(missing) <= ({"lm_head.weight"} if config["tie_word_embeddings"] else set())
     model.tie_weights()
+    return model.float().eval()
+
+
+def reference_log_probs(
+    config: Mapping[str, Any], weights: Mapping[str, Tensor], token_ids: Sequence[int]
+) -> Tensor:
+    """`[T, vocab_size]` after every token, by the reference model."""
     with torch.inference_mode():
-        logits: Tensor = model.float().eval()(torch.tensor([token_ids])).logits[0]
+        logits: Tensor = reference_model(config, weights)(torch.tensor([token_ids])).logits[0]
     return logits.log_softmax(-1)
 
 

@@ -1,8 +1,7 @@
 """The machine's own limits, measured on the threads that run the ops, in the same run.
 
 Read bandwidth over memory in huge pages, bandwidth of a copy (bytes read plus bytes written), and
-the multiply-add peak of the instruction that the tier uses for bfloat16 and for float16
-activations, whichever of the tier's instructions is faster.
+the multiply-add peak of the tier's instructions: float32, and bfloat16 pairs where it has them.
 """
 
 import mmap
@@ -33,8 +32,15 @@ class Limits:
     flops_bf16: float
 
     def flops(self, dtype: torch.dtype) -> float:
-        """The peak for activations of ``dtype``."""
-        return self.flops_bf16 if dtype == torch.bfloat16 else self.flops_f32
+        """The peak for activations of ``dtype``.
+
+        A float16 value is exactly the sum of two bfloat16 values, so two bf16 products make one.
+        """
+        if dtype == torch.float32:
+            return self.flops_f32
+        return (
+            self.flops_bf16 if dtype == torch.bfloat16 else max(self.flops_f32, self.flops_bf16 / 2)
+        )
 
     def seconds(self, nbytes: float, flops: float, dtype: torch.dtype) -> float:
         """The roofline: the least time in which this can be moved and computed."""

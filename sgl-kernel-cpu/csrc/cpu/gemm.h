@@ -99,9 +99,9 @@ struct KernelTable {
   GemmKernel gemm_bf16;
   // For benchmarks. Reads all of `data` at the speed of its memory.
   float (*read_probe)(const float* data, int64_t count);
-  // Independent multiply-adds in registers, as the GEMM does them for activations of this type;
+  // Independent multiply-adds in registers, f32 or (where the tier has the instruction) bf16 pairs;
   // returns how many. `sink`: two floats, so that the compiler keeps them.
-  int64_t (*multiply_probe)(ActType mat1_type, int64_t steps, float* sink);
+  int64_t (*multiply_probe)(bool bf16, int64_t steps, float* sink);
 };
 
 // B independent products; strides in elements. mat2 is [B, N, K] contiguous, each batch packed

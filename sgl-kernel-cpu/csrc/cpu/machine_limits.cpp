@@ -1,7 +1,5 @@
 // The machine's own limits, measured with the same instructions that the kernels of this tier use.
 // Benchmarks print their results as a share of these. Compiled once per tier.
-#include <type_traits>
-
 #include "dot.h"
 #include "tiers.h"
 #include "vec.h"
@@ -24,19 +22,32 @@ SGL_INLINE float reduce(Vec* sums, int count) {
   return lanes[0];
 }
 
-template <typename Dot>
+// Enough independent chains to hide the latency of two units, few enough to stay in registers.
+constexpr int kChains = kLanes == 8 ? 12 : 16;
+
+struct MultiplyF32 {
+  static constexpr int kProducts = 1;  // of a lane
+  SGL_INLINE Vec apply(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+};
+#if defined(SGL_HAS_BF16_DOT)
+struct MultiplyBf16Pairs {
+  static constexpr int kProducts = 2;
+  SGL_INLINE Vec apply(Vec a, Vec b, Vec c) { return dot_bf16(a, b, c); }
+};
+#endif
+
+template <typename Multiply>
 SGL_INLINE int64_t multiply_in_registers(int64_t steps, float* sink) {
-  constexpr int kChains = kMicroRows * kMicroVecs;
   Vec sums[kChains];
   for (int i = 0; i < kChains; ++i) sums[i] = set1(static_cast<float>(i));
   const Vec a = set1(sink[0]);
   const Vec b = set1(sink[1]);
   for (int64_t s = 0; s < steps; ++s) {
-#pragma GCC unroll 32
-    for (int i = 0; i < kChains; ++i) sums[i] = Dot::dot(a, b, sums[i]);
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains; ++i) sums[i] = Multiply::apply(a, b, sums[i]);
   }
   sink[0] = reduce(sums, kChains) == 12345.f ? 1.f : sink[0];
-  return steps * kChains * kLanes * (2 / Dot::kStepsPerPair);
+  return steps * kChains * kLanes * Multiply::kProducts;
 }
 
 #if defined(SGL_TIER_AMX)
@@ -80,13 +91,14 @@ float read_probe(const float* data, int64_t count) {
   return reduce(sums, kReadVecs);
 }
 
-int64_t multiply_probe(ActType mat1_type, int64_t steps, float* sink) {
+int64_t multiply_probe(bool bf16, int64_t steps, float* sink) {
 #if defined(SGL_TIER_AMX)
-  if (mat1_type == ActType::bf16) return multiply_in_tiles(steps);
-#else
-  if (mat1_type == ActType::bf16) return multiply_in_registers<DotFor<bf16_t>>(steps, sink);
+  if (bf16) return multiply_in_tiles(steps);
+#elif defined(SGL_HAS_BF16_DOT)
+  if (bf16) return multiply_in_registers<MultiplyBf16Pairs>(steps, sink);
 #endif
-  return multiply_in_registers<DotFor<fp16_t>>(steps, sink);
+  (void)bf16;
+  return multiply_in_registers<MultiplyF32>(steps, sink);
 }
 
 }  // namespace SGL_TIER

@@ -17,7 +17,7 @@
   void fp8_scaled_mm_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch);        \
   void weight_packed_linear_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch); \
   float read_probe(const float* data, int64_t count);                                          \
-  int64_t multiply_probe(ActType mat1_type, int64_t steps, float* sink);                       \
+  int64_t multiply_probe(bool bf16, int64_t steps, float* sink);                               \
   }                                                                                            \
   }
 SGL_FOR_EACH_TIER(SGL_DECLARE_TIER)

@@ -65,8 +65,7 @@ int64_t multiply_probe(bool bf16, int64_t steps) {
   std::vector<int64_t> done(static_cast<size_t>(thread_count()));
   on_each_thread([&](int64_t thread, int64_t) {
     float sink[2] = {1.f, 1e-20f};
-    done[static_cast<size_t>(thread)] =
-        table.multiply_probe(bf16 ? ActType::bf16 : ActType::fp16, steps, sink);
+    done[static_cast<size_t>(thread)] = table.multiply_probe(bf16, steps, sink);
   });
   int64_t sum = 0;
   for (const int64_t count : done) sum += count;

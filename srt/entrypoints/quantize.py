@@ -27,7 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "bits; configuration, tokenizer and chat template are copied. DST appears when it is "
         "complete.",
     )
-    parser.add_argument("source", metavar="SRC", type=Path, help="checkpoint directory")
+    parser.add_argument(
+        "source", metavar="SRC", help="checkpoint directory, or org/name[@revision] on the Hub"
+    )
     parser.add_argument("destination", metavar="DST", type=Path, help="directory to create")
     parser.add_argument(
         "--scheme",
@@ -48,20 +50,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
     from srt.model_loader.checkpoint import Checkpoint
+    from srt.model_loader.hub import resolve_model
     from srt.quantize.quantizer import quantize_checkpoint
     from srt.quantize.scheme import SCHEMES
 
+    source = resolve_model(args.source, progress=not args.json)
     reports = quantize_checkpoint(
-        args.source,
+        source,
         args.destination,
         SCHEMES[args.scheme],
         overwrite=args.overwrite,
         show_progress=not args.json,
     )
-    before, after = (Checkpoint.open(path).nbytes for path in (args.source, args.destination))
+    before, after = (Checkpoint.open(path).nbytes for path in (source, args.destination))
     if args.json:
         summary: dict[str, Any] = {
-            "source": str(args.source),
+            "source": args.source,
             "destination": str(args.destination),
             "scheme": args.scheme,
             "source_bytes": before,

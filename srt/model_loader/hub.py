@@ -38,7 +38,13 @@ _SMALL_FILES = (
     "chat_template.json",
 )
 # Everything of a model in Mistral's own form.
-_MISTRAL_FILES = (MISTRAL_FILE, "tekken.json", "tokenizer.model*", "consolidated*.safetensors")
+_MISTRAL_FILES = (
+    MISTRAL_FILE,
+    "tekken.json",
+    "tokenizer.model*",
+    "consolidated*.safetensors",
+    "consolidated.safetensors.index.json",
+)
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9_][\w.-]*/[\w.-]+)(?:@(?P<revision>.+))?")
 
 

@@ -6,7 +6,6 @@ released on the way, so that peak memory stays near the size of the checkpoint.
 """
 
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from srt.configs.model_config import ModelConfig
 from srt.errors import CheckpointError
@@ -25,6 +23,7 @@ from srt.model_loader.checkpoint import Checkpoint, TensorMeta
 from srt.model_loader.mistral_form import to_hf_rows
 from srt.model_loader.weight_names import canonical_name, split_tensor_name
 from srt.models.registry import get_model_class
+from srt.utils.progress import byte_bar
 
 if TYPE_CHECKING:
     from srt.model_loader.packed_cache import PackedCache
@@ -69,7 +68,7 @@ def load_model(
         if packed_cache is None:
             _load_modules(plans, checkpoint, config, progress, record=None)
         else:
-            cache = _open_cache(packed_cache, checkpoint, config, plans)
+            cache = _open_cache(packed_cache, checkpoint, config, plans, progress)
             if not cache.restore(model):
                 cache.start_recording()
                 _load_modules(plans, checkpoint, config, progress, record=cache.record)
@@ -78,7 +77,11 @@ def load_model(
 
 
 def _open_cache(
-    directory: Path, checkpoint: Checkpoint, config: ModelConfig, plans: list[_ModulePlan]
+    directory: Path,
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    plans: list[_ModulePlan],
+    progress: bool,
 ) -> "PackedCache":
     from srt.model_loader.packed_cache import PackedCache, cache_key  # few starts need them
 
@@ -95,7 +98,7 @@ def _open_cache(
     options = {"dtype": str(config.dtype), "quantization": config.quantization}
     key = cache_key(config.path, options, places)
     tensors = [meta.name for plan in plans for _, _, meta in plan.sources]
-    return PackedCache(directory, checkpoint, key, tensors)
+    return PackedCache(directory, checkpoint, key, tensors, progress=progress)
 
 
 def _load_modules(
@@ -106,16 +109,8 @@ def _load_modules(
     record: Callable[[str, Tensor], None] | None,
 ) -> None:
     """Fills and packs all modules; `record` is called with each tensor that is read."""
-    bar = tqdm(
-        total=sum(meta.nbytes for plan in plans for _, _, meta in plan.sources),
-        desc="Loading weights",
-        unit="B",
-        unit_scale=True,
-        file=sys.stderr,
-        leave=False,
-        disable=not (progress and sys.stderr.isatty()),
-    )
-    with bar, torch.no_grad():
+    total = sum(meta.nbytes for plan in plans for _, _, meta in plan.sources)
+    with byte_bar(total, "Loading weights", enabled=progress) as bar, torch.no_grad():
         unreleased = 0
         for plan in plans:
             nbytes = _load_module(plan, checkpoint, config, record)

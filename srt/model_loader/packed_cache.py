@@ -25,7 +25,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,11 @@ from srt.model_loader.fingerprint import (
     identify_files,
 )
 from srt.model_loader.writer import CheckpointWriter, TensorSpec
+from srt.utils.progress import byte_bar
 from srt.version import __version__
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 logger = logging.getLogger(__name__)
 
@@ -101,13 +105,20 @@ class PackedCache:
         checkpoint: The source.
         key: Of `cache_key`.
         tensors: Names of the source tensors that the model takes.
+        progress: Show progress bars on stderr if that is a terminal.
 
     Raises:
         SrtError: `directory` is something else than a directory.
     """
 
     def __init__(
-        self, directory: Path, checkpoint: Checkpoint, key: Mapping[str, Any], tensors: list[str]
+        self,
+        directory: Path,
+        checkpoint: Checkpoint,
+        key: Mapping[str, Any],
+        tensors: list[str],
+        *,
+        progress: bool = False,
     ) -> None:
         if directory.exists() and not directory.is_dir():
             raise SrtError(f"packed cache {directory} is not a directory")
@@ -118,6 +129,7 @@ class PackedCache:
         self._checkpoint = checkpoint
         self._key = dict(key)
         self._tensors = tensors
+        self._progress = progress
         self._digests: dict[str, str] = {}
         self._identity: dict[str, list[int | str]] = {}
         self._is_settled = False
@@ -178,7 +190,8 @@ class PackedCache:
             if set(packed.names()) != set(digests):
                 raise CheckpointError("the manifest names other parameters", file=self._entry)
             parameters = {name: packed.get(name) for name in digests}
-            for name, tensor in parameters.items():
+            bar = byte_bar(packed.nbytes, "Checking packed weights", enabled=self._progress)
+            for name, tensor in _count(parameters, bar):
                 found = digest_tensor(tensor)
                 if found != digests[name]:
                     raise CheckpointError(
@@ -241,14 +254,18 @@ class PackedCache:
         scratch.mkdir()
         try:
             specs = [TensorSpec(n, t.dtype, tuple(t.shape)) for n, t in parameters.items()]
+            nbytes = sum(spec.nbytes for spec in specs)
+            bar = byte_bar(nbytes, "Writing packed weights", enabled=self._progress)
+            digests = {}
             with CheckpointWriter(scratch, specs) as writer:
-                for name, tensor in parameters.items():
+                for name, tensor in _count(parameters, bar):
                     writer.write(name, tensor)
+                    digests[name] = digest_tensor(tensor)
             manifest = {
                 "key": self._key,
                 "source_files": self._identity if self._is_settled else None,
                 "source_tensors": self._digests,
-                "parameters": {name: digest_tensor(tensor) for name, tensor in parameters.items()},
+                "parameters": digests,
             }
             (scratch / _MANIFEST).write_text(json.dumps(manifest, indent=1))
             if identify_files(self._checkpoint.files) != self._identity:
@@ -261,6 +278,14 @@ class PackedCache:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
         logger.info("packed cache: wrote %s", self._entry)
+
+
+def _count(parameters: Mapping[str, Tensor], bar: tqdm[Any]) -> Iterator[tuple[str, Tensor]]:
+    """The parameters; `bar` moves on by the bytes of each that has been dealt with."""
+    with bar:
+        for name, tensor in parameters.items():
+            yield name, tensor
+            bar.update(tensor.nbytes)
 
 
 def _set_parameters(model: nn.Module, parameters: Mapping[str, Tensor]) -> None:

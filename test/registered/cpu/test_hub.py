@@ -160,8 +160,12 @@ def test_second_call_downloads_nothing(hub: FakeHub) -> None:
             ["params.json", "consolidated.safetensors", "tekken.json", "README.md"],
             {"params.json", "consolidated.safetensors", "tekken.json"},
         ),
+        (
+            ["params.json", "consolidated-1.safetensors", "consolidated.safetensors.index.json"],
+            {"params.json", "consolidated-1.safetensors", "consolidated.safetensors.index.json"},
+        ),
     ],
-    ids=["Hugging Face's form wins", "Mistral's own form"],
+    ids=["Hugging Face's form wins", "Mistral's own form", "Mistral's own form in shards"],
 )
 def test_forms(hub: FakeHub, files: list[str], expected: set[str]) -> None:
     hub.files = {name: name.encode() for name in files}

@@ -112,6 +112,8 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
         facts.append(("files", f"{len(inspection.files)}, {size}"))
     else:
         facts.append(("files", "no weights: configuration only"))
+    if inspection.kv_scale_layers:
+        facts.append(("KV cache scales", f"in {inspection.kv_scale_layers} layers"))
     if memory.weights is not None:
         facts.append(("memory for weights", _size(memory.weights)))
     if memory.kv_per_token is not None:

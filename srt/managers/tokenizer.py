@@ -1,5 +1,6 @@
 """Prompts and conversations as token ids."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,26 @@ from srt.errors import CheckpointError, RequestError
 
 Message = Mapping[str, Any]
 
+logger = logging.getLogger(__name__)
+
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+# Of Mistral's own form; all of its tokenizers begin with these tokens.
+_TEKKEN_FILE = "tekken.json"
+_TEKKEN_BOS, _TEKKEN_EOS = "<s>", "</s>"
 
 
 def load_tokenizer(directory: Path) -> Any | None:
     """The tokenizer in a checkpoint directory, or None if it has none (then only token ids can be
     given).
 
+    Where Mistral's tekken.json is the only one and transformers cannot convert it, a warning says
+    so.
+
     Raises:
         CheckpointError: It has one that cannot be read.
     """
     if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
-        return None
+        return _load_tekken(directory) if (directory / _TEKKEN_FILE).is_file() else None
     from transformers import AutoTokenizer  # loads slowly
 
     try:
@@ -28,6 +37,29 @@ def load_tokenizer(directory: Path) -> Any | None:
         raise CheckpointError(
             "the tokenizer cannot be read", file=directory, found=" ".join(str(error).split())
         ) from error
+
+
+def _load_tekken(directory: Path) -> Any | None:
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(
+            directory, local_files_only=True, bos_token=_TEKKEN_BOS, eos_token=_TEKKEN_EOS
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        logger.warning(
+            "%s cannot be read by this version of transformers, so that only token ids can be "
+            "given: %s",
+            directory / _TEKKEN_FILE,
+            " ".join(str(error).split()),
+        )
+        return None
+    # The file does not say that a prompt begins with a token of its own.
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{_TEKKEN_BOS} $A", special_tokens=[(_TEKKEN_BOS, tokenizer.bos_token_id)]
+    )
+    return tokenizer
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

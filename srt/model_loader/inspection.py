@@ -18,7 +18,9 @@ from srt.layers.quantization.fp8_checkpoint import (
     UNUSED_SCALE_NAMES,
     WEIGHT_SCALE_NAMES,
     Fp8CheckpointConfig,
+    check_unquantized,
 )
+from srt.layers.quantization.kv_scales import find_kv_scales
 from srt.model_loader.checkpoint import INDEX_FILE, Checkpoint, TensorMeta, has_weights, read_index
 from srt.model_loader.config_files import (
     CONFIG_FILE,
@@ -78,6 +80,7 @@ class Inspection:
         dtypes: tensors by dtype.
         modules: modules with a weight.
         ignored: tensors that are not used.
+        kv_scale_layers: layers that carry scales for an FP8 KV cache.
         memory: what running takes.
         problems: why it does not run here; empty if it does.
     """
@@ -93,6 +96,7 @@ class Inspection:
     dtypes: list[DtypeUse]
     modules: list[ModuleGroup]
     ignored: list[IgnoredGroup]
+    kv_scale_layers: int
     memory: MemoryUse
     problems: list[str] = field(default_factory=list)
 
@@ -139,6 +143,7 @@ def inspect_model(path: str | Path) -> Inspection:
         dtypes=count_dtypes(metas),
         modules=modules,
         ignored=count_ignored(metas, ignored),
+        kv_scale_layers=len(find_kv_scales(metas)),
         memory=memory,
         problems=problems,
     )
@@ -181,11 +186,13 @@ def _check_tensors(
     problems: list[str],
 ) -> None:
     """Adds what headers tell to be wrong, before any model is built."""
-    if quant is not None:
-        try:
+    try:
+        if quant is not None:
             quant.adapt_to(metas)
-        except SrtError as error:
-            problems.append(str(error))
+        elif not problems:  # no format, not one that is refused
+            check_unquantized(metas)
+    except SrtError as error:
+        problems.append(str(error))
     names = {canonical_name(meta.name) for meta in metas}
     if not model.config.get("tie_word_embeddings") and not any(
         name.startswith("lm_head.") for name in names

@@ -19,6 +19,7 @@ from srt.errors import CheckpointError
 from srt.layers.float32 import use_float32
 from srt.layers.parameter import ModelParameter, ShardId
 from srt.layers.quantization.base_config import QuantizationConfig
+from srt.layers.quantization.fp8_checkpoint import check_unquantized
 from srt.model_loader.checkpoint import Checkpoint, TensorMeta
 from srt.model_loader.mistral_form import to_hf_rows
 from srt.model_loader.weight_names import canonical_name, split_tensor_name
@@ -59,6 +60,8 @@ def load_model(
     """
     with Checkpoint.open(config.path) as checkpoint:
         quant = config.quant_config.adapt_to(checkpoint) if config.quant_config else None
+        if quant is None:
+            check_unquantized(checkpoint)
         # Parameters get memory only while they are loaded.
         with torch.device("meta"):
             model: nn.Module = get_model_class(config.architecture)(config, quant)

@@ -98,7 +98,10 @@ def _read_group(
         )
     if strategy != "block":
         return None
-    block = read_block_size(weights.get("block_structure"))
+    structure = weights.get("block_structure")
+    if isinstance(structure, str):  # early versions: "128x128"
+        structure = [int(size) for size in structure.split("x") if size.isdigit()]
+    block = read_block_size(structure)
     if block is None:
         raise UnsupportedConfigError(
             f"compressed-tensors group {name!r} lacks block_structure; expected two sizes"

@@ -88,6 +88,19 @@ def find_scale(tensors: Mapping[str, TensorMeta]) -> TensorMeta | None:
     return next((tensors[name] for name in WEIGHT_SCALE_NAMES if name in tensors), None)
 
 
+def check_unquantized(metas: Iterable[TensorMeta]) -> None:
+    """Raises CheckpointError if there is an FP8 tensor although no configuration announces any."""
+    for meta in metas:
+        if meta.dtype == FP8_DTYPE:
+            raise CheckpointError(
+                "an FP8 tensor in a checkpoint whose configuration says nothing of quantization",
+                file=meta.file,
+                tensor=meta.name,
+                expected="a quantization_config in config.json",
+                found="none",
+            )
+
+
 @dataclass(frozen=True)
 class Fp8CheckpointConfig(QuantizationConfig):
     """An FP8 checkpoint.

@@ -177,6 +177,15 @@ def test_a_shard_without_its_sisters(kind: str, tmp_path: Path, weights: Tensors
         load_model(ModelConfig.from_pretrained(tmp_path), progress=False)
 
 
+def test_fp8_that_no_configuration_announces(tmp_path: Path, weights: Tensors) -> None:
+    write_fp8_checkpoint(FORMATS["modelopt"], tmp_path, TINY_CONFIG, weights)
+    (tmp_path / "hf_quant_config.json").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"nothing of quantization.*layers.0.*expected: a qua"
+    ):
+        load_model(ModelConfig.from_pretrained(tmp_path), progress=False)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_tied_embeddings(kind: str, tmp_path: Path, weights: Tensors) -> None:
     """A head beside tied embeddings is ignored, whatever it holds; untied ones need it."""

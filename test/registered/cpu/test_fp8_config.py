@@ -13,6 +13,7 @@ from srt.layers.quantization.compressed_tensors import CompressedTensorsConfig
 from srt.layers.quantization.fp8 import Fp8Config
 from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
+from srt.layers.quantization.kv_scales import KVScales, find_kv_scales
 from srt.layers.quantization.modelopt import ModelOptConfig
 from srt.layers.quantization.unquant import UnquantizedLinearMethod
 from srt.model_loader.checkpoint import TensorMeta
@@ -133,6 +134,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         "transform_config.*hadamard",
     ),
     "CT without groups": (compressed(config_groups={}), "config_groups"),
+    "CT bad block": (compressed(strategy="block", block_structure="128"), "weight_block_size"),
     "CT block without structure": (compressed(strategy="block"), "lacks block_structure"),
     "CT groups that differ": (two_groups(), r"block sizes.*\[128, 128\].*\[64, 128\]"),
     "CT bad expression": (compressed(ignore=["re:("]), "no regular expression"),
@@ -193,6 +195,30 @@ def test_method_of_a_layer() -> None:
     assert isinstance(config.get_linear_method(q, ()), UnquantizedLinearMethod)
     with pytest.raises(UnsupportedConfigError, match=r"q_proj unquantized.*k_proj FP8"):
         config.get_linear_method("model.layers.0.self_attn.qkv_proj", (q, k))
+
+
+@pytest.mark.parametrize("structure", [[128, 64], (128, 64), "128x64"])
+def test_blocks_of_compressed_tensors(structure: object) -> None:
+    block = compressed(strategy="block", block_structure=structure)
+    assert CompressedTensorsConfig.from_config(block).weight_block_size == (128, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("model.layers.7.self_attn.k_scale", "k"),
+        ("model.layers.7.self_attn.v_scale", "v"),
+        ("language_model.model.layers.7.self_attn.attn.kv_scale", "kv"),
+        ("model.layers.7.self_attn.k_proj.k_scale", "k"),
+        ("model.layers.7.self_attn.v_proj.output_scale", "v"),
+        ("model.layers.7.self_attn.q_proj.output_scale", ""),
+        ("model.layers.7.self_attn.k_proj.input_scale", ""),
+    ],
+)
+def test_kv_cache_scales(name: str, parts: str) -> None:
+    meta = make_meta(name, "F32", ())
+    expected = {7: KVScales(**dict.fromkeys(parts, meta))} if parts else {}
+    assert find_kv_scales([meta]) == expected
 
 
 PREFIXES = ["", "model.", "language_model.model.", "model.language_model."]

@@ -191,6 +191,8 @@ def test_every_format(name: str, tmp_path: Path) -> None:
         else "per-block"
     )
     assert groups(inspection)[own_name].scheme == f"fp8 {kind}"
+    layers = TINY_CONFIG["num_hidden_layers"] if fmt.cache_scales else 0
+    assert inspection.kv_scale_layers == layers
     used = {use for use in (fmt.input_scale, *fmt.cache_scales) if use}
     assert {group.name.rpartition(".")[2] for group in inspection.ignored} == used
 

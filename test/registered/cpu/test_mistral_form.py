@@ -1,5 +1,6 @@
 """Mistral's own form: what params.json says in transformers' words, and what is refused."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from srt.configs.model_config import ModelConfig
 from srt.errors import CheckpointError, SrtError, UnsupportedConfigError
+from srt.managers.tokenizer import encode, load_tokenizer
 from srt.model_loader.config_files import read_config
 from srt.model_loader.loader import load_model
 from srt.test.ci_register import register_cpu_ci
@@ -157,3 +159,43 @@ def test_a_grid_cannot_be_reordered(tmp_path: Path) -> None:
     save_file(load_file(file) | {"layers.0.attention.wq.qscale_weight": torch.ones(3, 3)}, file)
     with pytest.raises(CheckpointError, match=r"order.*wq.qscale_weight; expected: 96 rows"):
         load_model(ModelConfig.from_pretrained(tmp_path), progress=False)
+
+
+def write_tekken(directory: Path) -> None:
+    """All bytes, a few longer tokens, and ten places for special ones before them."""
+    words = [*(bytes([i]) for i in range(256)), b"he", b"ll", b"hell", b"hello"]
+    tekken = {
+        "config": {
+            "pattern": r"[^\s]+|\s+",
+            "default_vocab_size": 270,
+            "default_num_special_tokens": 10,
+            "version": "v7",
+        },
+        "vocab": [
+            {"rank": i, "token_bytes": base64.b64encode(word).decode(), "token_str": None}
+            for i, word in enumerate(words)
+        ],
+        "special_tokens": [
+            {"rank": i, "token_str": token, "is_control": True}
+            for i, token in enumerate(("<unk>", "<s>", "</s>"))
+        ],
+    }
+    (directory / "tekken.json").write_text(json.dumps(tekken))
+
+
+def test_tekken(tmp_path: Path) -> None:
+    write_tekken(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer is not None
+    ids = encode(tokenizer, "hello \u00e9")
+    assert ids == [1, 10 + 259, 10 + 0x20, 10 + 0xC3, 10 + 0xA9]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "hello \u00e9"
+
+
+def test_token_ids_without_a_tokenizer_that_can_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tekken.json").write_text("{}")
+    assert load_tokenizer(tmp_path) is None
+    assert "only token ids can be given" in caplog.text
+    assert "tekken.json" in caplog.text

@@ -22,12 +22,15 @@ from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.linear import LinearBase
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
 from srt.model_loader.loader import load_model
+from srt.model_loader.weight_names import canonical_name
 from srt.quantize.quantizer import quantize_checkpoint
 from srt.quantize.scheme import SCHEMES
 from srt.test.ci_register import register_cpu_ci
 from srt.test.contiguous_runner import ContiguousRunner, ExtendInput
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, write_checkpoint
+from srt.test.tiny_models import ARCHITECTURES
+from srt.test.tiny_models import make_tensors as make_model_tensors
 
 register_cpu_ci(est_time=25, suite="per-commit")
 
@@ -212,6 +215,22 @@ def test_quantizing_while_loading_is_quantizing_before(
         count += parameter.dtype == torch.float8_e4m3fn
     assert not before
     assert count == 4 * CONFIG["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("choice", QUANTIZATION_CHOICES)
+@pytest.mark.parametrize("architecture", ["deepseek-v3", "qwen3", "mistral3"])
+def test_quantizing_other_architectures(choice: str, architecture: str, tmp_path: Path) -> None:
+    """Latent attention, norms of heads, and a vision tower, which is not quantized."""
+    config = ARCHITECTURES[architecture]
+    write_checkpoint(tmp_path / "plain", dict(config), make_model_tensors(config))
+    scheme = SCHEMES[QUANTIZATION_CHOICES[choice]]
+    reports = quantize_checkpoint(tmp_path / "plain", tmp_path / "fp8", scheme)
+    assert all(canonical_name(report.name).startswith("layers.") for report in reports)
+    online = load(tmp_path / "plain", quantization=choice)
+    before = dict(load(tmp_path / "fp8").named_parameters())
+    for name, parameter in online.named_parameters():
+        assert torch.equal(parameter.view(torch.uint8), before.pop(name).view(torch.uint8)), name
+    assert not before
 
 
 def test_a_packed_cache_tells_schemes_apart(tmp_path: Path, weights: dict[str, Tensor]) -> None:

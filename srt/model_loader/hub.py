@@ -84,6 +84,9 @@ def resolve_model(model: str | Path, revision: str | None = None, *, progress: b
         index = directory / INDEX_FILE
         weights = sorted(set(read_index(index).values())) if index.is_file() else [SINGLE_FILE]
         snapshot.fetch(tuple(glob.escape(name) for name in weights))
+        missing = [name for name in weights if not (directory / name).is_file()]
+        if missing and index.is_file():
+            raise HubError(f"{match['repo']} lacks {missing[0]}, which {INDEX_FILE} names")
         expected = f"{SINGLE_FILE} or {INDEX_FILE}"
     else:
         snapshot.fetch(_MISTRAL_FILES)

@@ -145,6 +145,8 @@ class PackedCache:
             manifest = read_json(self._entry / _MANIFEST)
             reason = self._find_change(manifest) or self._find_source_change(manifest)
             parameters = {} if reason else self._read_parameters(manifest)
+            for name in parameters:
+                model.get_submodule(name.rpartition(".")[0])
         except (SrtError, OSError, KeyError, TypeError, AttributeError) as error:
             reason = f"it is damaged: {error}"
         if reason:

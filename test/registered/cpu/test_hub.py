@@ -73,11 +73,12 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps(tree).encode())
         else:
             revision = path.partition("/revision/")[2] or "main"
-            if revision not in COMMITS:
+            commit = COMMITS.get(revision, revision)
+            if commit not in COMMITS.values():
                 self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
                 return
             siblings = [{"rfilename": name} for name in hub.files]
-            info = {"id": "org/model", "sha": COMMITS[revision], "siblings": siblings}
+            info = {"id": "org/model", "sha": commit, "siblings": siblings}
             self._send(200, json.dumps(info).encode())
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
@@ -203,7 +204,16 @@ def test_error_when_offline(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> No
     shard.resolve().unlink()
     shard.unlink()
     go_offline(monkeypatch)
-    with pytest.raises(HubError, match=message):
+    # Old versions of the library do not tell what a snapshot should hold.
+    with pytest.raises(HubError, match=rf"{message}|lacks part-\[2\].safetensors"):
+        resolve_model("org/model")
+
+
+def test_shard_that_the_hub_lacks(hub: FakeHub) -> None:
+    del hub.files[SHARDS[1]]
+    with pytest.raises(
+        HubError, match=r"org/model lacks part-\[2\].safetensors, which"
+    ):
         resolve_model("org/model")
 
 

@@ -257,6 +257,16 @@ def forget_a_parameter(entry: Path) -> None:
     edit_manifest(parameters=manifest["parameters"])(entry)
 
 
+def rename_a_layer(entry: Path) -> None:
+    """Consistently: the file and the manifest agree."""
+    tensors = load_file(entry / "model.safetensors")
+    manifest = json.loads((entry / "manifest.json").read_text())
+    for held in (tensors, manifest["parameters"]):
+        held["model.layers.7.mlp.down_proj.weight"] = held.pop(WEIGHT)
+    save_file(tensors, entry / "model.safetensors")
+    edit_manifest(parameters=manifest["parameters"])(entry)
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "one bit of a weight": flip_byte,
     "truncated": truncate,
@@ -270,6 +280,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "odd parameters": edit_manifest(parameters=None),
     "odd source": edit_manifest(source_files=None, source_tensors=[]),
     "a parameter is missing": forget_a_parameter,
+    "a layer that the model lacks": rename_a_layer,
 }
 
 

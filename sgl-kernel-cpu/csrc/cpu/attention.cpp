@@ -62,6 +62,10 @@ struct Keys {
   int64_t count;
 };
 
+SGL_INLINE Keys keys_of_block(int64_t block, int64_t end) {
+  return {block * kKeyBlock, min_i64(kKeyBlock, end - block * kKeyBlock)};
+}
+
 SGL_INLINE float minus_infinity() {
   return bits_float(0xFF800000u);
 }
@@ -80,61 +84,51 @@ static void load_queries(const AttentionArgs& args, Rows* rows) {
   }
 }
 
-SGL_INLINE int64_t slot_of(const AttentionArgs& args, int64_t request, int64_t token) {
-  const int64_t at = args.req_pool_indices[request] * args.req_stride + token;
-  return args.wide_slots ? static_cast<const int64_t*>(args.req_to_token)[at]
-                         : static_cast<const int32_t*>(args.req_to_token)[at];
+template <typename index_t>
+static void find_cached(const AttentionArgs& args, const AttentionArgs::Cache& cache,
+                        int64_t request, int64_t kv_head, Keys keys, const void** found) {
+  const index_t* slots = static_cast<const index_t*>(args.req_to_token) +
+                         args.req_pool_indices[request] * args.req_stride + keys.begin;
+  const char* base =
+      static_cast<const char*>(element_at(cache.data, cache.type, kv_head * cache.head_stride));
+  const int64_t bytes = cache.slot_stride * element_size(cache.type);
+  for (int64_t i = 0; i < keys.count; ++i) found[i] = base + slots[i] * bytes;
 }
 
-SGL_INLINE const void* cached_row(const AttentionArgs& args, const AttentionArgs::Cache& cache,
-                                  int64_t request, int64_t kv_head, int64_t token) {
-  return element_at(
-      cache.data, cache.type,
-      slot_of(args, request, token) * cache.slot_stride + kv_head * cache.head_stride);
+// Where the cached rows of keys (or values) are.
+SGL_INLINE void find_cached_rows(const AttentionArgs& args, const AttentionArgs::Cache& cache,
+                                 int64_t request, int64_t kv_head, Keys keys, const void** found) {
+  args.wide_slots ? find_cached<int64_t>(args, cache, request, kv_head, keys, found)
+                  : find_cached<int32_t>(args, cache, request, kv_head, keys, found);
 }
 
-// Asks for the cached rows of keys that come next: their places follow no pattern that hardware
-// could guess.
-static void prefetch_rows(const AttentionArgs& args, const AttentionArgs::Cache& cache,
-                          const Rows& rows, Keys keys, int64_t width) {
-  const int64_t bytes = width * element_size(cache.type);
-  for (int64_t i = 0; i < keys.count; ++i) {
-    const char* row = static_cast<const char*>(
-        cached_row(args, cache, rows.request, rows.kv_head, keys.begin + i));
-    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte);
-  }
-}
-
-// Where the keys' (or values') rows are. Those that the cache does not hold make the whole block go
+// The same where new tokens' rows are not to be taken from the cache: a block that has any goes
 // through f32 rows in `staged`.
 static ElementType find_rows(const AttentionArgs& args, const AttentionArgs::Cache& cache,
                              const Rows& rows, Keys keys, int64_t width, const void** found,
                              float* scale) {
   const int64_t prefix = args.seq_lens[rows.request] - args.extend_lens[rows.request];
+  const int64_t cached =
+      cache.fresh == nullptr ? keys.count : min_i64(keys.count, max_i64(0, prefix - keys.begin));
   *scale = cache.scale;
-  if (cache.fresh == nullptr || keys.begin + keys.count <= prefix) {
-    for (int64_t i = 0; i < keys.count; ++i) {
-      found[i] = cached_row(args, cache, rows.request, rows.kv_head, keys.begin + i);
-    }
-    return cache.type;
-  }
+  find_cached_rows(args, cache, rows.request, rows.kv_head, {keys.begin, cached}, found);
+  if (cached == keys.count) return cache.type;
   const Vec factor = set1(cache.scale);
   for (int64_t i = 0; i < keys.count; ++i) {
-    const int64_t token = keys.begin + i;
     float* row = rows.staged + i * width;
-    found[i] = row;
-    if (token >= prefix) {
-      const int64_t at = args.extend_starts[rows.request] + token - prefix;
+    if (i < cached) {
+      load_row(found[i], cache.type, width, row);
+      for (int64_t d = 0; d < width; d += kLanes) {
+        const int64_t n = min_i64(kLanes, width - d);
+        store_first(row + d, mul(load_first(row + d, n), factor), n);
+      }
+    } else {
+      const int64_t at = args.extend_starts[rows.request] + keys.begin + i - prefix;
       load_row(element_at(cache.fresh, cache.fresh_type,
                           at * cache.fresh_token_stride + rows.kv_head * cache.fresh_head_stride),
                cache.fresh_type, width, row);
-      continue;
     }
-    load_row(cached_row(args, cache, rows.request, rows.kv_head, token), cache.type, width, row);
-    for (int64_t d = 0; d < width; d += kLanes) {
-      const int64_t n = min_i64(kLanes, width - d);
-      store_first(row + d, mul(load_first(row + d, n), factor), n);
-    }
+    found[i] = row;
   }
   *scale = 1.f;
   return ElementType::f32;
@@ -320,10 +314,6 @@ static void store_outputs(const AttentionArgs& args, const Rows& rows) {
   }
 }
 
-SGL_INLINE Keys keys_of_block(int64_t block, int64_t end) {
-  return {block * kKeyBlock, min_i64(kKeyBlock, end - block * kKeyBlock)};
-}
-
 void extend_attention_kernel_impl(const AttentionArgs& args, ExtendTask task, float* scratch) {
   const FpEnvGuard fp_env(false);
   const int64_t group = args.group(), padded = args.padded_v();
@@ -361,41 +351,114 @@ void extend_attention_kernel_impl(const AttentionArgs& args, ExtendTask task, fl
   store_outputs(args, rows);
 }
 
+// A decode task's place, and where its keys and values are.
+struct DecodeTask {
+  int64_t request = 0;
+  int64_t kv_head = 0;
+  Keys keys = {0, 0};
+  const void* k[kKeyBlock];
+  const void* v[kKeyBlock];
+
+  // `task` does not fall from call to call.
+  SGL_MEMBER void find(const AttentionArgs& args, const DecodePlan& plan, int64_t task) {
+    while (task >= plan.task_begins[request + 1]) ++request;
+    const int64_t blocks = args.key_blocks(request);
+    const int64_t inside = task - plan.task_begins[request];
+    kv_head = inside / blocks;
+    keys = keys_of_block(args.first_block(request) + inside % blocks, args.seq_lens[request]);
+    find_cached_rows(args, args.k, request, kv_head, keys, k);
+    find_cached_rows(args, args.v, request, kv_head, keys, v);
+    // A longer block may look here for what to prefetch.
+    for (int64_t i = keys.count; i < kKeyBlock; ++i) {
+      k[i] = k[0];
+      v[i] = v[0];
+    }
+  }
+};
+
+template <typename k_t, typename v_t, int ROWS>
+static void decode_few(const AttentionArgs& args, const Rows& rows, const DecodeTask& task,
+                       const DecodeTask& next) {
+  const int64_t padded = args.padded_v();
+  const Visible visible = visible_keys(rows, task.keys, 0);
+  score_few<k_t, ROWS>(rows.q, task.k, next.k, task.keys.count, args.head_dim, args.k.scale,
+                       rows.scores, kKeyBlock);
+  for (int r = 0; r < ROWS; ++r) {
+    softmax_scores(args, visible, rows.scores + r * kKeyBlock, rows.largest + r, rows.sum + r);
+  }
+  weigh_few<v_t, ROWS>(rows.scores, kKeyBlock, task.v, next.v, visible.begin, visible.end,
+                       args.v_head_dim, args.v.scale, rows.block, padded);
+}
+
+using DecodeFew = void (*)(const AttentionArgs& args, const Rows& rows, const DecodeTask& task,
+                           const DecodeTask& next);
+
+template <typename k_t, typename v_t>
+static DecodeFew decode_few_rows(int64_t rows) {
+  static_assert(kFewRows == 4, "one case per row count");
+  switch (rows) {
+    case 1:
+      return decode_few<k_t, v_t, 1>;
+    case 2:
+      return decode_few<k_t, v_t, 2>;
+    case 3:
+      return decode_few<k_t, v_t, 3>;
+    case 4:
+      return decode_few<k_t, v_t, 4>;
+  }
+  return nullptr;
+}
+
+// Null: through panels.
+static DecodeFew choose_decode_few(const AttentionArgs& args) {
+  if (args.k.type != args.v.type) return nullptr;
+  switch (args.k.type) {
+    case ElementType::f32:
+      return decode_few_rows<float, float>(args.group());
+    case ElementType::bf16:
+      return decode_few_rows<bf16_t, bf16_t>(args.group());
+    case ElementType::fp16:
+      return decode_few_rows<fp16_t, fp16_t>(args.group());
+    case ElementType::e4m3:
+      return decode_few_rows<e4m3_t, e4m3_t>(args.group());
+  }
+  return nullptr;
+}
+
 void decode_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& plan,
                                   TaskRange tasks, float* scratch) {
   const FpEnvGuard fp_env(false);
   const int64_t group = args.group(), padded = args.padded_v();
+  const DecodeFew few = choose_decode_few(args);
   Rows rows(args, scratch);
   rows.count = group;
-  int64_t request = 0;
-  bool loaded = false;
-  for (int64_t task = tasks.begin; task < tasks.end; ++task) {
-    while (task >= plan.task_begins[request + 1]) {
-      ++request;
-      loaded = false;
+  rows.request = -1;
+  DecodeTask places[2];
+  if (tasks.begin < tasks.end) places[0].find(args, plan, tasks.begin);
+  for (int64_t t = tasks.begin; t < tasks.end; ++t) {
+    const DecodeTask& task = places[(t - tasks.begin) % 2];
+    DecodeTask& next = places[(t - tasks.begin + 1) % 2];
+    if (t + 1 < tasks.end) {
+      next.find(args, plan, t + 1);
+    } else {
+      next = task;
     }
-    const int64_t blocks = args.key_blocks(request);
-    const int64_t inside = task - plan.task_begins[request];
-    const int64_t block = args.first_block(request) + inside % blocks;
-    if (!loaded || inside % blocks == 0) {
-      rows.request = request;
-      rows.kv_head = inside / blocks;
+    if (rows.request != task.request || rows.kv_head != task.kv_head) {
+      rows.request = task.request;
+      rows.kv_head = task.kv_head;
       load_queries(args, &rows);
-      loaded = true;
     }
-    const int64_t end = args.seq_lens[request];
-    const Keys keys = keys_of_block(block, end);
-    prefetch_rows(args, args.v, rows, keys, args.v_head_dim);
-    load_keys(args, rows, keys);
-    if (inside % blocks + 1 < blocks) {
-      prefetch_rows(args, args.k, rows, keys_of_block(block + 1, end), args.head_dim);
-    }
-    load_values(args, rows, keys);
-    float* partial = plan.partials + task * partial_floats(args);
+    float* partial = plan.partials + t * partial_floats(args);
     rows.block = partial;
     rows.largest = partial + group * padded;
     rows.sum = rows.largest + group;
-    attend_block(args, rows, keys, 0, group);
+    if (few != nullptr) {
+      few(args, rows, task, next);
+      continue;
+    }
+    load_keys(args, rows, task.keys);
+    load_values(args, rows, task.keys);
+    attend_block(args, rows, task.keys, 0, group);
   }
 }
 

@@ -64,8 +64,19 @@ SGL_INLINE void multiply_parts(int64_t rows, const float* a, int64_t a_stride, c
   }
 }
 
-// Columns [begin, begin + n) of a panel: `rows` are n rows of `depth` elements, their elements
-// become the panel's steps. Columns up to the next multiple of kLanes become 0.
+// Asks for the cache lines of elements [begin, end) of a row that is read later: cached rows lie
+// anywhere, so hardware cannot guess the next one.
+template <typename T>
+SGL_INLINE void prefetch_row(const void* row, int64_t begin, int64_t end) {
+  const char* bytes = static_cast<const char*>(row);
+  constexpr int64_t kSize = static_cast<int64_t>(sizeof(T));
+  for (int64_t i = begin * kSize / 64 * 64; i < end * kSize; i += 64) {
+    __builtin_prefetch(bytes + i);
+  }
+}
+
+// A panel of n columns: `rows` are n rows of `depth` elements, their elements become the panel's
+// steps. Columns up to the next multiple of kLanes become 0.
 template <typename T>
 static inline void transpose_panel(const void* const* rows, int64_t n, int64_t depth, float scale,
                                    float* panel) {
@@ -106,6 +117,102 @@ static inline void copy_panel(const void* const* rows, int64_t n, int64_t column
       store(panel + c / kTileCols * kTileCols * kKeyBlock + step * kTileCols + c % kTileCols,
             mul(v, factor));
     }
+  }
+}
+
+// Few rows of queries: keys and values are converted in registers instead of in panels. Sums run in
+// the same order, so the results are those of the panels bit for bit.
+//
+// As each row of keys or values is used, the row of the same index in `next` is asked for.
+
+constexpr int kFewRows = 4;
+#if defined(SGL_TIER_AVX2)
+constexpr int kFewVecs = 2;  // 4 x 2 sums in 16 registers
+#else
+constexpr int kFewVecs = 4;
+#endif
+
+// scores[ROWS, n] = q[ROWS, depth] times the keys.
+template <typename T, int ROWS>
+static inline void score_few(const float* q, const void* const* keys, const void* const* next,
+                             int64_t n, int64_t depth, float scale, float* scores,
+                             int64_t scores_stride) {
+  const Vec factor = set1(scale);
+  for (int64_t column = 0; column < n; column += kLanes) {
+    Vec sums[ROWS];
+    for (int m = 0; m < ROWS; ++m) sums[m] = zero();
+    for (int64_t d = 0; d < depth; d += kLanes) {
+      const int64_t width = min_i64(kLanes, depth - d);
+      Vec square[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        const int64_t key = min_i64(column + i, n - 1);  // lanes behind the last key are not used
+        const T* row = static_cast<const T*>(keys[key]) + d;
+        square[i] = mul(width == kLanes ? load_act(row) : load_first(row, width), factor);
+        prefetch_row<T>(next[key], d, d + width);
+      }
+      transpose(square);
+      if (width == kLanes) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          for (int m = 0; m < ROWS; ++m) {
+            sums[m] = fma(set1(q[m * depth + d + i]), square[i], sums[m]);
+          }
+        }
+      } else {
+        for (int i = 0; i < width; ++i) {
+          for (int m = 0; m < ROWS; ++m) {
+            sums[m] = fma(set1(q[m * depth + d + i]), square[i], sums[m]);
+          }
+        }
+      }
+    }
+    for (int m = 0; m < ROWS; ++m) store(scores + m * scores_stride + column, sums[m]);
+  }
+}
+
+// out[ROWS, VECS * kLanes] from `column` on = weights[ROWS, begin..end) times the values.
+template <typename T, int ROWS, int VECS>
+static inline void weigh_few_columns(const float* weights, int64_t weights_stride,
+                                     const void* const* values, const void* const* next,
+                                     int64_t begin, int64_t end, int64_t column, int64_t columns,
+                                     float scale, float* out, int64_t out_stride) {
+  const Vec factor = set1(scale);
+  const bool whole = column + VECS * kLanes <= columns;
+  Vec sums[ROWS][VECS];
+  for (int m = 0; m < ROWS; ++m) {
+    for (int v = 0; v < VECS; ++v) sums[m][v] = zero();
+  }
+  for (int64_t key = begin; key < end; ++key) {
+    const T* row = static_cast<const T*>(values[key]) + column;
+    Vec x[VECS];
+    for (int v = 0; v < VECS; ++v) {
+      x[v] = mul(whole ? load_act(row + v * kLanes) : load_first(row, columns - column), factor);
+    }
+    prefetch_row<T>(next[key], column, min_i64(columns, column + VECS * kLanes));
+    for (int m = 0; m < ROWS; ++m) {
+      const Vec w = set1(weights[m * weights_stride + key]);
+      for (int v = 0; v < VECS; ++v) sums[m][v] = fma(w, x[v], sums[m][v]);
+    }
+  }
+  for (int m = 0; m < ROWS; ++m) {
+    for (int v = 0; v < VECS; ++v) store(out + m * out_stride + column + v * kLanes, sums[m][v]);
+  }
+}
+
+template <typename T, int ROWS>
+static inline void weigh_few(const float* weights, int64_t weights_stride,
+                             const void* const* values, const void* const* next, int64_t begin,
+                             int64_t end, int64_t columns, float scale, float* out,
+                             int64_t out_stride) {
+  int64_t column = 0;
+  for (; column + kFewVecs * kLanes <= columns; column += kFewVecs * kLanes) {
+    weigh_few_columns<T, ROWS, kFewVecs>(weights, weights_stride, values, next, begin, end, column,
+                                         columns, scale, out, out_stride);
+  }
+  for (; column < columns; column += kLanes) {
+    weigh_few_columns<T, ROWS, 1>(weights, weights_stride, values, next, begin, end, column,
+                                  columns, scale, out, out_stride);
   }
 }
 

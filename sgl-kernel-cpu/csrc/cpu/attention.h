@@ -84,7 +84,7 @@ struct AttentionArgs {
 
 // Floats of scratch that a thread needs.
 SGL_INLINE int64_t attention_scratch(const AttentionArgs& args) {
-  const int64_t rows = max_i64(kQueryRows, args.group());
+  const int64_t rows = max_i64(kQueryRows, args.num_heads);
   const int64_t v = args.padded_v();
   return rows * (round_up(args.head_dim, 16) + kKeyBlock + 2 * v) + 4 * round_up(rows, 16) +
          4 * rows +
@@ -98,7 +98,8 @@ struct ExtendTask {
   int64_t block;  // of queries
 };
 
-// Decode, one new token a request: tasks are (request, kv head, block of keys), in this order;
+// Decode, one new token a request: tasks are (request, block of keys, kv head), in this order,
+// which reads the cache as it lies;
 // request r begins at task_begins[r], task_begins[requests] is their number. Each leaves a partial
 // result of partial_floats(args), and merging those of a request and kv head gives its output.
 struct DecodePlan {

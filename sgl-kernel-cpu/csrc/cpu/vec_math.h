@@ -45,18 +45,19 @@ SGL_INLINE float reduce_add(Vec v) {
 SGL_INLINE float reduce_max(Vec v) {
   return _mm512_reduce_max_ps(v);
 }
+// Shifted by one place a code is an fp16 number 2^8 too small, subnormals included; only NaN is
+// not.
 SGL_INLINE Vec load_act(const e4m3_t* p) {
-  const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi32(0x7F));
-  __m512i bits = _mm512_add_epi32(_mm512_slli_epi32(magnitude, 20), _mm512_set1_epi32(0x3C000000));
-  const __m512i tiny =
-      _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(magnitude), _mm512_set1_ps(0x1p-9f)));
-  bits =
-      _mm512_mask_mov_epi32(bits, _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(8)), tiny);
-  bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7F)),
-                               _mm512_set1_epi32(0x7FF00000));
-  const __m512i sign = _mm512_slli_epi32(_mm512_xor_si512(codes, magnitude), 24);
-  return _mm512_castsi512_ps(_mm512_or_si512(bits, sign));
+  const __m256i codes = _mm256_slli_epi16(
+      _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 8);
+  const __m256i magnitude =
+      _mm256_srli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x7F00)), 1);
+  // magnitude | (codes & 0x8000)
+  __m256i half = _mm256_ternarylogic_epi32(magnitude, codes,
+                                           _mm256_set1_epi16(static_cast<short>(0x8000)), 0xF8);
+  half = _mm256_mask_mov_epi16(half, _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x3F80)),
+                               _mm256_set1_epi16(0x7E00));
+  return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.f));
 }
 SGL_INLINE void transpose(Vec* r) {
   Vec a[16], b[16];
@@ -120,17 +121,17 @@ SGL_INLINE float reduce_max(Vec v) {
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
+// Shifted by one place a code is an fp16 number 2^8 too small, subnormals included; only NaN is
+// not.
 SGL_INLINE Vec load_act(const e4m3_t* p) {
-  const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi32(0x7F));
-  __m256i bits = _mm256_add_epi32(_mm256_slli_epi32(magnitude, 20), _mm256_set1_epi32(0x3C000000));
-  const __m256i tiny =
-      _mm256_castps_si256(_mm256_mul_ps(_mm256_cvtepi32_ps(magnitude), _mm256_set1_ps(0x1p-9f)));
-  bits = _mm256_blendv_epi8(bits, tiny, _mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude));
-  bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7FF00000),
-                            _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7F)));
-  const __m256i sign = _mm256_slli_epi32(_mm256_xor_si256(codes, magnitude), 24);
-  return _mm256_castsi256_ps(_mm256_or_si256(bits, sign));
+  const __m128i codes =
+      _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), 8);
+  const __m128i magnitude = _mm_srli_epi16(_mm_and_si128(codes, _mm_set1_epi16(0x7F00)), 1);
+  const __m128i sign = _mm_and_si128(codes, _mm_set1_epi16(static_cast<short>(0x8000)));
+  const __m128i nan =
+      _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x3F80)), _mm_set1_epi16(0x7C00));
+  const __m128i half = _mm_or_si128(_mm_or_si128(magnitude, sign), nan);
+  return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.f));
 }
 SGL_INLINE void transpose(Vec* r) {
   Vec a[8], b[8];

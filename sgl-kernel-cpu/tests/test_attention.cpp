@@ -1,0 +1,254 @@
+// Attention on every tier against a double reference, in memory with guard pages, scratch included.
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "guarded_buffer.h"
+#include "transformer_tiers.h"
+
+using namespace sgl_kernel;
+
+namespace {
+
+const TransformerKernels& kernels_of(const std::string& tier) {
+  return transformer_kernels(choose_tier(tier.c_str(), detect_cpu_features()));
+}
+
+struct Case {
+  int64_t heads, kv_heads, head_dim, v_head_dim;
+  int64_t window = 0;
+  float logit_cap = 0.f;
+  bool sinks = false;
+};
+
+template <typename T>
+constexpr ElementType type_of() {
+  return sizeof(T) == 4                   ? ElementType::f32
+         : sizeof(T) == 1                 ? ElementType::e4m3
+         : std::is_same<T, bf16_t>::value ? ElementType::bf16
+                                          : ElementType::fp16;
+}
+
+// Two requests over a cache whose last slot they use; every buffer ends at a guard page.
+template <typename act_t, typename cache_t>
+class Problem {
+ public:
+  static constexpr int64_t kRequests = 2, kContext = 140, kSlots = 300;
+
+  Problem(const Case& c, std::vector<int64_t> seq_lens, std::vector<int64_t> extend_lens)
+      : case_(c),
+        seq_lens_(std::move(seq_lens)),
+        extend_lens_(std::move(extend_lens)),
+        tokens_(extend_lens_[0] + extend_lens_[1]),
+        q_(tokens_ * c.heads * c.head_dim),
+        k_(kSlots * c.kv_heads * c.head_dim),
+        v_(kSlots * c.kv_heads * c.v_head_dim),
+        out_(tokens_ * c.heads * c.v_head_dim),
+        table_(kRequests * kContext),
+        sinks_(c.heads) {
+    std::mt19937 random(static_cast<unsigned>(c.heads * 100 + c.head_dim));
+    std::normal_distribution<float> normal;
+    for (auto* buffer : {&k_, &v_}) {
+      for (int64_t i = 0; i < buffer->size(); ++i) from_float(normal(random), &(*buffer)[i]);
+    }
+    for (int64_t i = 0; i < q_.size(); ++i) from_float(normal(random), &q_[i]);
+    for (int64_t i = 0; i < sinks_.size(); ++i) sinks_[i] = normal(random);
+    for (int64_t i = 0; i < table_.size(); ++i) {
+      table_[i] = static_cast<int32_t>(kSlots - 1 - i);
+    }
+  }
+
+  AttentionArgs args() {
+    AttentionArgs a;
+    a.requests = kRequests;
+    a.num_heads = case_.heads;
+    a.num_kv_heads = case_.kv_heads;
+    a.head_dim = case_.head_dim;
+    a.v_head_dim = case_.v_head_dim;
+    a.q = q_.data();
+    a.q_type = a.out_type = type_of<act_t>();
+    a.q_token_stride = case_.heads * case_.head_dim;
+    a.q_head_stride = case_.head_dim;
+    a.out = out_.data();
+    a.out_token_stride = case_.heads * case_.v_head_dim;
+    a.out_head_stride = case_.v_head_dim;
+    a.k = side(k_, case_.head_dim, k_scale());
+    a.v = side(v_, case_.v_head_dim, v_scale());
+    a.req_to_token = table_.data();
+    a.req_stride = kContext;
+    a.req_pool_indices = pools_;
+    a.seq_lens = seq_lens_.data();
+    a.extend_lens = extend_lens_.data();
+    starts_ = {0, extend_lens_[0]};
+    a.extend_starts = starts_.data();
+    a.scale = 0.3f;
+    a.logit_cap = case_.logit_cap;
+    a.sliding_window = case_.window;
+    a.sinks = case_.sinks ? sinks_.data() : nullptr;
+    return a;
+  }
+
+  void extend(const std::string& tier) {
+    const AttentionArgs a = args();
+    GuardedBuffer<float> scratch(attention_scratch(a));
+    for (int64_t r = kRequests - 1; r >= 0; --r) {
+      for (int64_t b = 0; b < a.query_blocks(r); ++b) {
+        for (int64_t h = 0; h < a.num_kv_heads; ++h) {
+          kernels_of(tier).extend_attention(a, {r, h, b}, scratch.data());
+        }
+      }
+    }
+  }
+
+  // In `chunks` ranges of tasks, as that many threads would.
+  void decode(const std::string& tier, int64_t chunks) {
+    const AttentionArgs a = args();
+    GuardedBuffer<float> scratch(attention_scratch(a));
+    std::vector<int64_t> begins(kRequests + 1, 0);
+    for (int64_t r = 0; r < kRequests; ++r) {
+      begins[static_cast<size_t>(r + 1)] =
+          begins[static_cast<size_t>(r)] + a.num_kv_heads * a.key_blocks(r);
+    }
+    const int64_t tasks = begins.back();
+    GuardedBuffer<float> partials(tasks * partial_floats(a));
+    const DecodePlan plan{begins.data(), partials.data()};
+    for (int64_t i = 0; i < chunks; ++i) {
+      kernels_of(tier).decode_attention(a, plan, {tasks * i / chunks, tasks * (i + 1) / chunks},
+                                        scratch.data());
+    }
+    kernels_of(tier).merge_attention(a, plan, {0, kRequests * a.num_kv_heads}, scratch.data());
+  }
+
+  void check(const std::string& tier, const char* what) {
+    int64_t token = 0;
+    for (int64_t r = 0; r < kRequests; ++r) {
+      const auto request = static_cast<size_t>(r);
+      for (int64_t t = 0; t < extend_lens_[request]; ++t, ++token) {
+        const int64_t position = seq_lens_[request] - extend_lens_[request] + t;
+        for (int64_t h = 0; h < case_.heads; ++h) check_head(tier, what, r, token, position, h);
+      }
+    }
+  }
+
+  const GuardedBuffer<act_t>& out() const { return out_; }
+  void clear() { std::memset(static_cast<void*>(out_.data()), 0xFF, out_.size() * sizeof(act_t)); }
+
+ private:
+  static float k_scale() { return sizeof(cache_t) == 1 ? 0.7f : 1.f; }
+  static float v_scale() { return sizeof(cache_t) == 1 ? 1.3f : 1.f; }
+
+  AttentionArgs::Cache side(const GuardedBuffer<cache_t>& buffer, int64_t width, float scale) {
+    AttentionArgs::Cache cache;
+    cache.data = buffer.data();
+    cache.type = type_of<cache_t>();
+    cache.slot_stride = case_.kv_heads * width;
+    cache.head_stride = width;
+    cache.scale = scale;
+    return cache;
+  }
+
+  void check_head(const std::string& tier, const char* what, int64_t r, int64_t token,
+                  int64_t position, int64_t h) {
+    const int64_t kv = h / (case_.heads / case_.kv_heads);
+    const int64_t first = case_.window > 0 ? max_i64(0, position + 1 - case_.window) : 0;
+    const int32_t* slots = table_.data() + pools_[r] * kContext;
+    const act_t* q = q_.data() + (token * case_.heads + h) * case_.head_dim;
+    std::vector<double> scores;
+    double largest = case_.sinks ? sinks_[h] : -INFINITY, error = 0;
+    for (int64_t j = first; j <= position; ++j) {
+      const cache_t* k = k_.data() + (slots[j] * case_.kv_heads + kv) * case_.head_dim;
+      double score = 0, magnitude = 0;
+      for (int64_t d = 0; d < case_.head_dim; ++d) {
+        const double product = static_cast<double>(to_float(q[d])) * to_float(k[d]) * k_scale();
+        score += product * 0.3f;
+        magnitude += std::fabs(product * 0.3f);
+      }
+      error = std::fmax(error, static_cast<double>(case_.head_dim + 4) * 0x1p-24 * magnitude);
+      if (case_.logit_cap > 0) score = case_.logit_cap * std::tanh(score / case_.logit_cap);
+      scores.push_back(score);
+      largest = std::fmax(largest, score);
+    }
+    error += 16 * 0x1p-24 * case_.logit_cap;
+    double sum = case_.sinks ? std::exp(sinks_[h] - largest) : 0;
+    for (double& score : scores) sum += score = std::exp(score - largest);
+    for (int64_t c = 0; c < case_.v_head_dim; ++c) {
+      double expected = 0, magnitude = 0;
+      for (int64_t j = first; j <= position; ++j) {
+        const double v =
+            to_float(v_[(slots[j] * case_.kv_heads + kv) * case_.v_head_dim + c]) * v_scale();
+        const double weight = scores[static_cast<size_t>(j - first)] / sum;
+        expected += weight * v;
+        magnitude += weight * std::fabs(v);
+      }
+      const double rounding = sizeof(act_t) == 4                   ? 0x1p-24
+                              : std::is_same<act_t, bf16_t>::value ? 0x1p-8
+                                                                   : 0x1p-11;
+      const double bound = (std::expm1(2 * error) + 150 * 0x1p-24) * magnitude +
+                           rounding * std::fabs(expected) * 1.01 + 0x1p-25;
+      const double got = to_float(out_[(token * case_.heads + h) * case_.v_head_dim + c]);
+      CHECK(
+          std::fabs(got - expected) <= bound,
+          "%s %s heads %ld/%ld dims %ld, %ld window %ld: token %ld head %ld element %ld: expected "
+          "%.9g, got %.9g, bound %g",
+          tier.c_str(), what, (long)case_.heads, (long)case_.kv_heads, (long)case_.head_dim,
+          (long)case_.v_head_dim, (long)case_.window, (long)token, (long)h, (long)c, expected, got,
+          bound);
+    }
+  }
+
+  Case case_;
+  std::vector<int64_t> seq_lens_, extend_lens_, starts_;
+  int64_t tokens_;
+  GuardedBuffer<act_t> q_;
+  GuardedBuffer<cache_t> k_, v_;
+  GuardedBuffer<act_t> out_;
+  GuardedBuffer<int32_t> table_;
+  GuardedBuffer<float> sinks_;
+  const int64_t pools_[kRequests] = {1, 0};
+};
+
+const Case kCases[] = {
+    {1, 1, 64, 64},
+    {2, 2, 1, 1},
+    {6, 2, 17, 33, 5},
+    {8, 2, 32, 16, 70, 4.f},
+    {9, 3, 20, 40, 0, 0.f, true},
+    {5, 1, 130, 7, 64, 0.f, true},
+    {13, 1, 31, 65, 1},
+};
+
+template <typename act_t, typename cache_t>
+void check_case(const std::string& tier, const Case& c) {
+  Problem<act_t, cache_t> prefill(c, {65, 131}, {65, 9});
+  prefill.extend(tier);
+  prefill.check(tier, "extend");
+
+  Problem<act_t, cache_t> step(c, {64, 140}, {1, 1});
+  step.extend(tier);
+  step.check(tier, "extend by one");
+  std::vector<float> extended;
+  for (int64_t i = 0; i < step.out().size(); ++i) extended.push_back(to_float(step.out()[i]));
+  for (const int64_t chunks : {1, 2, 3, 7}) {
+    step.clear();
+    step.decode(tier, chunks);
+    for (int64_t i = 0; i < step.out().size(); ++i) {
+      CHECK(to_float(step.out()[i]) == extended[static_cast<size_t>(i)],
+            "%s: decode in %ld ranges differs from extend at %ld", tier.c_str(), (long)chunks,
+            (long)i);
+    }
+  }
+}
+
+}  // namespace
+
+TEST(attention_matches_the_double_reference) {
+  for (const std::string& tier : tiers_under_test()) {
+    for (const Case& c : kCases) {
+      check_case<float, float>(tier, c);
+      check_case<fp16_t, fp16_t>(tier, c);
+      check_case<bf16_t, bf16_t>(tier, c);
+      check_case<fp16_t, e4m3_t>(tier, c);
+    }
+  }
+}

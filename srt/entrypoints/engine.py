@@ -7,8 +7,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from srt.configs.model_config import ModelConfig
 from srt.entrypoints.chunk_stream import ChunkRouter, ChunkStream
 from srt.entrypoints.outputs import GenerateChunk
@@ -21,6 +19,7 @@ from srt.model_executor.cpu_graph_runner import default_batch_sizes
 from srt.model_executor.model_runner import ModelRunner
 from srt.model_loader.hub import resolve_model
 from srt.sampling.sampling_params import SamplingParams
+from srt.utils.threads import apply_thread_plan, plan_threads
 
 
 class Engine:
@@ -46,7 +45,8 @@ class Engine:
             `max_running_requests`.
         packed_cache: Directory in which packed weights are kept, so that the next start maps them
             instead of packing; None for none.
-        num_threads: Threads of the process's Torch operators; None leaves them as they are.
+        num_threads: Threads of the process's Torch operators and the kernels; None takes one a
+            physical core that the process may use (`srt.utils.threads`).
         progress: Show progress bars on stderr if that is a terminal.
 
     Raises:
@@ -81,8 +81,7 @@ class Engine:
         ):
             if value is not None and value < 1:
                 raise RequestError(f"{name}: expected an integer >= 1, found {value}")
-        if num_threads is not None:
-            torch.set_num_threads(num_threads)
+        apply_thread_plan(plan_threads(num_threads))
         self.model_config = ModelConfig.from_pretrained(
             resolve_model(model_path, revision, progress=progress),
             dtype,

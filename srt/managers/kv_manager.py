@@ -67,8 +67,7 @@ class KVManager:
             prefix, node = self._tree.match_prefix(key)
             self._tree.inc_lock_ref(node)
         matched = len(prefix)
-        # Tokens of a retracted request beyond its prompt get their slots one by one.
-        needed = max(0, len(req.prompt_ids) - matched)
+        needed = req.seq_len - matched
         if self.available_size < needed + reserve:
             if self._tree is not None and node is not None:
                 self._tree.dec_lock_ref(node)

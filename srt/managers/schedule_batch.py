@@ -105,8 +105,8 @@ class Req:
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether its whole prompt is in the cache."""
-        return self.kv_len >= len(self.prompt_ids)
+        """Whether all its tokens are in the cache, so that the next one can be chosen."""
+        return self.kv_len == self.seq_len
 
     @property
     def remaining_tokens(self) -> int:

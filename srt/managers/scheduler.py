@@ -3,7 +3,8 @@
 Running requests come first: while prompts are being prefilled, chunk by chunk, every chunk is
 followed by a decode pass. A request is admitted when its tokens fit into the KV cache with some
 room to spare for what runs; if the room is gone all the same, the request that came last steps back
-(retraction) and continues later with what it has.
+(retraction): its slots become free, and later all its tokens are computed again like a prompt,
+which gives the same bits.
 """
 
 from collections import deque
@@ -155,7 +156,7 @@ class Scheduler:
             if not self._kv.admit(req, reserve):
                 break
             del self._waiting[index]
-            (self._decoding if req.is_prefilled else self._prefilling).append(req)
+            self._prefilling.append(req)
 
     def _is_being_computed(self, req: Req, matched: int) -> bool:
         """Whether a prompt that is being prefilled has much of this one's prefix."""
@@ -171,7 +172,7 @@ class Scheduler:
             if budget == 0:
                 break
             wants_all = req.params.return_prompt_logprob and not req.output_ids
-            count = min(budget, len(req.prompt_ids) - req.kv_len)
+            count = min(budget, req.seq_len - req.kv_len)
             count = min(count, _PROMPT_LOGPROB_CHUNK) if wants_all else count
             tokens = req.token_ids[req.kv_len : req.kv_len + count]
             assert req.row is not None
@@ -191,10 +192,8 @@ class Scheduler:
             if req.is_prefilled:
                 self._prefilling.remove(req)
                 self._decoding.append(req)
-                # A request that was retracted has its next tokens already.
-                if not req.output_ids:
-                    sampled.append(req)
-                    rows.append(end - 1)
+                sampled.append(req)
+                rows.append(end - 1)
         if not sampled:
             return []
         if len(rows) != logits.shape[0]:
@@ -216,19 +215,14 @@ class Scheduler:
             return []
         reqs = list(self._decoding)
         self._kv.grow(reqs)
-        # After a retraction the tokens that were generated are computed again, one by one as the
-        # first time, so that their keys and values are the same bits.
         logits = self._runner.decode(
-            [req.token_ids[req.kv_len].item() for req in reqs],
+            [req.output_ids[-1] for req in reqs],
             [req.row for req in reqs if req.row is not None],
-            [req.kv_len + 1 for req in reqs],
+            [req.seq_len for req in reqs],
         )
         for req in reqs:
             req.kv_len += 1
-        rows = [row for row, req in enumerate(reqs) if req.kv_len == req.seq_len]
-        if len(rows) < len(reqs):
-            logits, reqs = logits[torch.tensor(rows, dtype=torch.int64)], [reqs[i] for i in rows]
-        return self._sample(logits, reqs) if reqs else []
+        return self._sample(logits, reqs)
 
     def _make_room(self) -> None:
         """Retracts the requests that came last until every other can get its next token."""

@@ -1,0 +1,358 @@
+"""The scheduler over a model that is only its cache: it stores token ids in slots and predicts a
+hash of what it reads back through the request table. Whatever the scheduler does with slots, chunks
+and prefixes, every request must get what it would get alone.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from srt.errors import RequestError
+from srt.managers.schedule_batch import FinishReason, Req
+from srt.managers.scheduler import Scheduler, TokenEvent
+from srt.mem_cache.allocator import TokenToKVPoolAllocator
+from srt.mem_cache.cache_size import choose_cache_size
+from srt.mem_cache.req_to_token_pool import ReqToTokenPool
+from srt.model_executor.model_runner import ExtendInput
+from srt.sampling.sampling_params import SamplingParams
+from srt.test.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=12, suite="per-commit")
+
+VOCAB = 50
+
+
+def next_token(ids: Sequence[int]) -> int:
+    return hash(tuple(int(i) for i in ids)) % VOCAB
+
+
+class CacheOnlyRunner:
+    """Stands for a ModelRunner; counts passes and the tokens that they compute."""
+
+    def __init__(self, size: int, rows: int) -> None:
+        self.config = SimpleNamespace(eos_token_ids=frozenset[int]())
+        self.allocator = TokenToKVPoolAllocator(size)
+        self.req_to_token_pool = ReqToTokenPool(rows, 512)
+        self.tokens = np.full(size + 1, -1)
+        self.extended = 0
+        self.passes: list[str] = []
+        self.bad_token: int | None = None
+
+    def extend(self, inputs: Sequence[ExtendInput]) -> Tensor:
+        rows = []
+        for part in inputs:
+            assert len(part.token_ids) > 0
+            end = part.prefix_len + len(part.token_ids)
+            slots = self.req_to_token_pool.table[part.req_pool_idx, :end]
+            self.tokens[slots[part.prefix_len :]] = part.token_ids
+            first = part.prefix_len + 1 if part.all_logits else end
+            rows += [self.logits(self.tokens[slots[:n]]) for n in range(first, end + 1)]
+            self.extended += len(part.token_ids)
+        self.passes.append("extend")
+        return torch.stack(rows)
+
+    def decode(self, token_ids: list[int], rows: list[int], seq_lens: list[int]) -> Tensor:
+        logits = []
+        for token, row, length in zip(token_ids, rows, seq_lens, strict=True):
+            slots = self.req_to_token_pool.table[row, :length]
+            self.tokens[slots[-1]] = token
+            logits.append(self.logits(self.tokens[slots]))
+        self.passes.append("decode")
+        return torch.stack(logits)
+
+    def logits(self, ids: Any) -> Tensor:
+        logits = torch.zeros(VOCAB)
+        logits[next_token(ids)] = 5.0
+        if self.bad_token is not None and self.bad_token in ids:
+            logits[0] = torch.nan
+        return logits
+
+
+def make_scheduler(
+    size: int = 200, rows: int = 8, chunk: int = 16, radix: bool = True
+) -> tuple[Scheduler, CacheOnlyRunner]:
+    runner: Any = CacheOnlyRunner(size, rows)
+    return Scheduler(runner, chunk, enable_radix_cache=radix), runner
+
+
+def make_req(rid: int, prompt: Sequence[int], new_tokens: int, **params: Any) -> Req:
+    sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens, **params)
+    return Req(rid, list(prompt), sampling, None, new_tokens, label=f"request {rid}")
+
+
+def expected_output(prompt: Sequence[int], new_tokens: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(new_tokens):
+        ids.append(next_token(ids))
+    return ids[len(prompt) :]
+
+
+def run(scheduler: Scheduler, limit: int = 5000) -> list[TokenEvent]:
+    events = []
+    while scheduler.has_work:
+        events += scheduler.step()
+        limit -= 1
+        assert limit > 0, "the scheduler makes no progress"
+    return events
+
+
+@dataclass
+class Job:
+    """A request of a random workload: its prompt shares a prefix with others of its family."""
+
+    family: int
+    shared: int
+    own: int
+    new_tokens: int
+    arrives: int
+    aborts: int | None
+
+    def prompt(self, index: int) -> list[int]:
+        return [self.family] * self.shared + [(7 * index + i) % VOCAB for i in range(self.own)]
+
+
+JOBS = st.builds(
+    Job,
+    family=st.integers(0, 2),
+    shared=st.integers(0, 40),
+    own=st.integers(1, 12),
+    new_tokens=st.integers(1, 20),
+    arrives=st.integers(0, 30),
+    aborts=st.none() | st.integers(0, 60),
+)
+
+
+@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@given(
+    jobs=st.lists(JOBS, min_size=1, max_size=14),
+    size=st.integers(71, 160),
+    rows=st.integers(1, 6),
+    chunk=st.sampled_from([1, 7, 16, 64]),
+    radix=st.booleans(),
+)
+def test_every_request_gets_what_it_would_get_alone(
+    jobs: list[Job], size: int, rows: int, chunk: int, radix: bool
+) -> None:
+    scheduler, _ = make_scheduler(size, rows, chunk, radix)
+    reqs = [make_req(i, job.prompt(i), job.new_tokens) for i, job in enumerate(jobs)]
+    events: list[TokenEvent] = []
+    step = 0
+    while step < 61 or scheduler.has_work:
+        scheduler.add([r for r, job in zip(reqs, jobs, strict=True) if job.arrives == step])
+        scheduler.abort([r.rid for r, job in zip(reqs, jobs, strict=True) if job.aborts == step])
+        events += scheduler.step()
+        step += 1
+        assert step < 5000, "the scheduler makes no progress"
+    for req, job in zip(reqs, jobs, strict=True):
+        expected = expected_output(req.prompt_ids, job.new_tokens)
+        assert req.output_ids == expected[: len(req.output_ids)]
+        if req.finish_reason is not FinishReason.ABORT:
+            assert req.finish_reason is FinishReason.LENGTH
+            assert len(req.output_ids) == job.new_tokens
+        assert [e.token_id for e in events if e.req is req and e.token_id is not None] == (
+            req.output_ids
+        )
+    assert scheduler.kv.available_size == size
+    assert scheduler.kv.has_row
+
+
+def test_sixty_four_requests_with_a_shared_prefix_compute_it_once() -> None:
+    prefix = list(range(40)) * 3
+    prompts = [[*prefix, i, i + 1, i + 2] for i in range(40)] + [[i] * 50 for i in range(24)]
+    scheduler, runner = make_scheduler(size=8000, rows=64, chunk=512)
+    reqs = [make_req(i, prompt, 5) for i, prompt in enumerate(prompts)]
+    scheduler.add(reqs)
+    run(scheduler)
+    assert [r.output_ids for r in reqs] == [expected_output(p, 5) for p in prompts]
+    # The prefix once, and everything after it; [i] * 50 share nothing.
+    assert runner.extended == 120 + 40 * 3 + 24 * 50
+    assert [r.cached_tokens for r in reqs[:40]] == [0] + [120] * 39
+
+
+def test_running_requests_decode_between_the_chunks_of_a_prompt() -> None:
+    scheduler, runner = make_scheduler(size=400, chunk=8)
+    scheduler.add([make_req(0, [1, 2], 50)])
+    scheduler.step()
+    scheduler.add([make_req(1, list(range(40)), 2)])
+    runner.passes.clear()
+    for _ in range(9):
+        scheduler.step()
+    assert runner.passes == ["decode", "extend"] * 4 + ["decode"]
+
+
+def test_under_pressure_the_last_request_steps_back_and_ends_right() -> None:
+    scheduler, _ = make_scheduler(size=100, chunk=64)
+    reqs = [make_req(i, [i] * 4, 60) for i in range(2)]
+    scheduler.add(reqs)
+    run(scheduler)
+    assert scheduler.num_retractions >= 1
+    assert [r.output_ids for r in reqs] == [expected_output([i] * 4, 60) for i in range(2)]
+    # The first came first and was never interrupted.
+    assert reqs[0].finished_at < reqs[1].finished_at
+    assert scheduler.kv.available_size == 100
+
+
+@pytest.mark.parametrize("radix", [True, False])
+def test_an_ended_request_leaves_its_prefix(radix: bool) -> None:
+    scheduler, runner = make_scheduler(radix=radix)
+    prompt = list(range(30))
+    first, second = make_req(0, prompt, 4), make_req(1, [*prompt, 49], 1)
+    for req in (first, second):
+        scheduler.add([req])
+        run(scheduler)
+    assert second.cached_tokens == (30 if radix else 0)
+    assert runner.extended == 30 + (1 if radix else 31)
+    # The whole of what was generated counts, too, but for its last token, which was never computed.
+    third = make_req(2, [*prompt, *first.output_ids], 1)
+    scheduler.add([third])
+    run(scheduler)
+    assert third.cached_tokens == (33 if radix else 0)
+
+
+def test_a_request_that_cannot_fit_is_refused_and_others_run() -> None:
+    scheduler, _ = make_scheduler(size=20)
+    running = make_req(0, [1, 2, 3], 5)
+    scheduler.add([running])
+    scheduler.step()
+    with pytest.raises(
+        RequestError, match=r"request 7 .* 18 prompt tokens and 4 new ones need 21 slots.* has 20"
+    ):
+        scheduler.add([make_req(6, [1], 1), make_req(7, [2] * 18, 4)])
+    run(scheduler)
+    assert running.output_ids == expected_output([1, 2, 3], 5)
+
+
+def test_a_request_of_the_whole_cache_waits_for_it() -> None:
+    scheduler, _ = make_scheduler(size=20, chunk=64)
+    reqs = [make_req(0, [1] * 6, 6), make_req(1, [2] * 10, 11), make_req(2, [3] * 3, 2)]
+    scheduler.add(reqs)
+    run(scheduler)
+    for req in reqs:
+        assert req.output_ids == expected_output(req.prompt_ids, req.max_new_tokens)
+
+
+def test_a_row_that_is_not_finite_ends_its_request_only() -> None:
+    scheduler, runner = make_scheduler()
+    runner.bad_token = 13
+    good, bad = make_req(0, [1, 2], 6), make_req(1, [13, 2], 6)
+    scheduler.add([good, bad])
+    run(scheduler)
+    assert good.output_ids == expected_output([1, 2], 6)
+    assert bad.finish_reason is FinishReason.ABORT
+    assert str(bad.error).startswith("request 1: logits are not finite")
+    assert scheduler.kv.available_size == scheduler.kv.size
+
+
+def test_abort_reaches_waiting_and_running_requests_and_no_others() -> None:
+    scheduler, _ = make_scheduler(rows=2)
+    reqs = [make_req(i, [i] * 20, 30) for i in range(4)]
+    scheduler.add(reqs)
+    for _ in range(4):
+        scheduler.step()
+    scheduler.abort([1, 3, 99])
+    ended = [event.req for event in scheduler.step() if event.token_id is None]
+    assert ended == [reqs[3], reqs[1]]
+    run(scheduler)
+    assert [r.finish_reason for r in reqs] == [
+        FinishReason.LENGTH,
+        FinishReason.ABORT,
+        FinishReason.LENGTH,
+        FinishReason.ABORT,
+    ]
+    assert reqs[2].output_ids == expected_output([2] * 20, 30)
+
+
+def test_requests_come_from_other_threads() -> None:
+    scheduler, _ = make_scheduler(size=1000)
+    reqs = [make_req(i, [i, i + 1], 10) for i in range(40)]
+    threads = [
+        threading.Thread(target=scheduler.add, args=([*reqs[i : i + 10]],)) for i in (0, 10, 20, 30)
+    ]
+    for thread in threads:
+        thread.start()
+    while any(req.finish_reason is None for req in reqs):
+        scheduler.step()
+    assert [r.output_ids for r in reqs] == [expected_output([i, i + 1], 10) for i in range(40)]
+
+
+def test_log_probabilities() -> None:
+    scheduler, _ = make_scheduler(chunk=5)
+    prompt = list(range(12))
+    plain = make_req(0, prompt, 3)
+    req = make_req(
+        1, prompt, 3, return_logprob=True, top_logprobs_num=2, return_prompt_logprob=True
+    )
+    for one in (plain, req):
+        scheduler.add([one])
+        run(scheduler)
+    assert plain.logprobs == plain.prompt_logprobs == []
+    likely, other = torch.tensor([5.0] + [0.0] * (VOCAB - 1)).log_softmax(-1)[:2].tolist()
+    assert [entry.token_id for entry in req.logprobs] == req.output_ids
+    for entry in req.logprobs:
+        assert entry.logprob == pytest.approx(likely)
+        assert entry.top[0] == (entry.token_id, pytest.approx(likely))
+        assert entry.top[1][1] == pytest.approx(other)
+    # The prefix that is in the cache is computed again: its logits are wanted.
+    assert req.cached_tokens == 0
+    first, *rest = req.prompt_logprobs
+    assert first is None
+    assert [entry.token_id for entry in rest if entry is not None] == prompt[1:]
+    for i, entry in enumerate(rest, start=1):
+        expected = likely if next_token(prompt[:i]) == prompt[i] else other
+        assert entry is not None
+        assert entry.logprob == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("max_total_tokens", "fraction", "available", "expected"),
+    [
+        (None, 0.5, None, 1000),
+        (None, 0.5, 10**6, 1000),
+        (None, 0.5, 40_000, 200),
+        (None, 0.9, 40_000, 360),
+        (300, 0.5, 40_000, 300),
+        (5000, 0.5, None, 5000),
+    ],
+)
+def test_cache_size(
+    max_total_tokens: int | None, fraction: float, available: int | None, expected: int
+) -> None:
+    size = choose_cache_size(
+        100,
+        wanted=1000,
+        max_total_tokens=max_total_tokens,
+        mem_fraction=fraction,
+        available=available,
+    )
+    assert size == expected
+
+
+@pytest.mark.parametrize(
+    ("max_total_tokens", "fraction", "message"),
+    [
+        (401, 0.5, "401 tokens takes 40100 bytes .100 a token.; 40000 are free, enough for 400"),
+        (None, 0.001, "40000 bytes are free, of which it may take 0.001; a token takes 100"),
+        (None, 0.0, "mem_fraction: expected a number in .0, 1., found 0.0"),
+        (None, 1.1, "mem_fraction"),
+    ],
+)
+def test_a_cache_that_does_not_fit_is_refused(
+    max_total_tokens: int | None, fraction: float, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        choose_cache_size(
+            100,
+            wanted=1000,
+            max_total_tokens=max_total_tokens,
+            mem_fraction=fraction,
+            available=40_000,
+        )

@@ -45,7 +45,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
         metavar="DIR",
         help="keep packed weights here; the next start maps them and is faster",
     )
-    group.add_argument("--threads", type=int, metavar="N", help="threads (default: Torch's choice)")
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads (default: OMP_NUM_THREADS, or one a physical core that may be used)",
+    )
     group.add_argument("--quiet", action="store_true", help="no progress bars and no statistics")
     return group
 

@@ -1,168 +1,42 @@
-"""Grouped-query attention over the KV cache, registered as the operator `srt::attention`.
-
-The operator is opaque to torch.compile: the lengths of the requests change with every step, and
-code specialised to them would be compiled anew each time.
+"""Attention over the paged KV cache (RadixAttention: Zheng et al., 2024), by the kernels.
 
 Multi-head latent attention (DeepSeek-V2, 2024) in its absorbed form is attention with one KV head
-whose value is the first part of its key, so a cache without values holds each token once.
+whose value is the first part of its key, so its cache holds no values.
 """
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from srt.model_executor.forward_batch_info import ForwardBatch
+from srt.layers.layernorm import RMSNorm
+from srt.layers.rotary_embedding import RotaryEmbedding
+from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-# Elements of the scores that one product holds at a time; longer prompts go query block by block.
-_MAX_SCORES = 1 << 24
+# A table of rotations without features, for layers that rotate nothing.
+_NO_ROTATION = torch.empty(2**31, 0)
 
 _library = torch.library.Library("srt", "DEF")
 _library.define(
-    "attention(Tensor q, Tensor k, Tensor? v, Tensor(a!) k_cache, Tensor(b!)? v_cache, "
-    "Tensor out_cache_loc, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, "
-    "Tensor extend_seq_lens, "
-    "float scale, int v_head_dim, int? sliding_window) -> Tensor"
+    "latent_attention(Tensor query, Tensor key, Tensor(a!) cache, Tensor out_cache_loc, "
+    "Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, Tensor? extend_seq_lens, "
+    "Tensor? extend_start_loc, int max_extend_len, float scale, int v_head_dim, float cache_scale)"
+    " -> Tensor"
 )
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor | None,
-    out_cache_loc: Tensor,
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    extend_seq_lens: Tensor,
-    scale: float,
-    v_head_dim: int,
-    sliding_window: int | None,
-) -> Tensor:
-    """Stores keys and values of the new tokens, then attends causally to all tokens of each
-    request.
-
-    Args:
-        q: `[T, num_heads, head_dim]`.
-        k: `[T, num_kv_heads, head_dim]`.
-        v: `[T, num_kv_heads, v_head_dim]`, or None where the values are the first `v_head_dim`
-            columns of the keys.
-        k_cache: `[slots, num_kv_heads, head_dim]`, written at `out_cache_loc`.
-        v_cache: `[slots, num_kv_heads, v_head_dim]`, or None as `v` is.
-        out_cache_loc: As the rest, see :class:`ForwardBatch`.
-        req_to_token: `[rows, max_context_len]` int32.
-        req_pool_indices: `[B]`.
-        seq_lens: `[B]`.
-        extend_seq_lens: `[B]`.
-        scale: Factor of the scores before the softmax.
-        v_head_dim: Size of a value.
-        sliding_window: Tokens that a token sees, itself included; None for all.
-
-    Returns:
-        `[T, num_heads, v_head_dim]`, contiguous.
-    """
-    k_cache.index_copy_(0, out_cache_loc, k)
-    if v is None or v_cache is None:
-        v_cache = k_cache.narrow(2, 0, v_head_dim)
-    else:
-        v_cache.index_copy_(0, out_cache_loc, v)
-    rows = zip(req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True)
-    outputs = []
-    first = 0
-    for row, seq_len, extend_len in rows:
-        queries = q.narrow(0, first, extend_len)
-        first += extend_len
-        # What the pass's first query does not see, none does.
-        hidden = 0 if sliding_window is None else max(0, seq_len - extend_len + 1 - sliding_window)
-        slots = req_to_token[row, hidden:seq_len]
-        # [1, num_kv_heads, seq_len - hidden, head_dim]
-        keys = k_cache.index_select(0, slots).transpose(0, 1).unsqueeze(0)
-        values = v_cache.index_select(0, slots).transpose(0, 1).unsqueeze(0)
-        if extend_len == 1:
-            outputs.append(_decode(queries, keys, values, scale))
-        else:
-            outputs.append(_extend(queries, keys, values, scale, sliding_window))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-
-def _decode(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """One query, which sees every key: the query heads of a group become the rows of one small
-    matrix.
-    """
-    num_heads, head_dim = q.shape[1:]
-    num_kv_heads = keys.shape[1]
-    grouped = q.reshape(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    out = F.scaled_dot_product_attention(grouped, keys, values, scale=scale)
-    return out.reshape(1, num_heads, values.shape[-1])
-
-
-def _extend(
-    q: Tensor, keys: Tensor, values: Tensor, scale: float, sliding_window: int | None
-) -> Tensor:
-    """Several queries, the sequence's last; each sees the keys up to its own."""
-    length, num_heads, head_dim = q.shape
-    seq_len = keys.shape[2]
-    # Torch has no fused kernel where values and keys differ in size, and would hold all scores.
-    block = length
-    if values.shape[-1] != head_dim:
-        block = max(1, _MAX_SCORES // (num_heads * seq_len))
-    outputs = []
-    for first in range(0, length, block):
-        queries = q[first : first + block]
-        prefix = seq_len - length + first
-        mask = None
-        if prefix > 0 or block < length or sliding_window is not None:
-            mask = torch.ones(queries.shape[0], seq_len, dtype=torch.bool).tril_(prefix)
-            if sliding_window is not None:
-                mask.triu_(prefix - sliding_window + 1)
-        out = F.scaled_dot_product_attention(
-            queries.transpose(0, 1).unsqueeze(0),
-            keys,
-            values,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=True,
-        )
-        outputs.append(out.squeeze(0).transpose(0, 1))
-    return outputs[0].contiguous() if len(outputs) == 1 else torch.cat(outputs)
-
-
-_library.impl("attention", attention, "CPU")
-
-
-@torch.library.register_fake("srt::attention", lib=_library)
-def _attention_fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor | None,
-    out_cache_loc: Tensor,
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    extend_seq_lens: Tensor,
-    scale: float,
-    v_head_dim: int,
-    sliding_window: int | None,
-) -> Tensor:
-    return q.new_empty(*q.shape[:2], v_head_dim)
-
-
 class RadixAttention(nn.Module):
-    """Attention of one decoder layer; what computes it and how the cache is laid out is behind
-    this class.
+    """Grouped-query attention of one decoder layer, from the fused projection on: head norms,
+    rotation, storing keys and values, attention.
 
     Args:
         num_heads: Query heads, a multiple of `num_kv_heads`.
-        head_dim: Size of a query and of a key.
+        head_dim: Size of a head.
         num_kv_heads: Heads of keys and values.
         layer_id: The layer's place in the KV cache.
-        scale: Factor of the scores before the softmax; None is `head_dim ** -0.5`.
-        v_head_dim: Size of a value; None is `head_dim`.
         sliding_window: Tokens that a token sees, itself included; None for all.
+        rope: Rotates queries and keys; None for no rotation.
+        qk_norm: Norms of each query head and each key head, before the rotation; None for none.
     """
 
     def __init__(
@@ -172,51 +46,229 @@ class RadixAttention(nn.Module):
         num_kv_heads: int,
         layer_id: int,
         *,
-        scale: float | None = None,
-        v_head_dim: int | None = None,
         sliding_window: int | None = None,
+        rope: RotaryEmbedding | None = None,
+        qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.num_kv_heads = num_kv_heads
         self.layer_id = layer_id
-        self.scale = head_dim**-0.5 if scale is None else scale
-        self.v_head_dim = head_dim if v_head_dim is None else v_head_dim
-        self.sliding_window = sliding_window
+        self.scale = head_dim**-0.5
+        self.sliding_window = sliding_window or 0
+        # In tuples: their owners are elsewhere in the model.
+        self._rope = (rope,)
+        self._qk_norm = qk_norm
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor | None, forward_batch: ForwardBatch
-    ) -> Tensor:
+    def forward(self, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         """Keys and values go into the cache.
 
         Args:
-            q: `[T, num_heads, head_dim]`.
-            k: `[T, num_kv_heads, head_dim]`.
-            v: `[T, num_kv_heads, v_head_dim]`, or None where the values are the first columns of
-                the keys and the cache holds no values.
-            forward_batch: The pass.
+            qkv: `[T, (num_heads + 2 * num_kv_heads) * head_dim]`; its queries are overwritten.
+            batch: The pass.
 
         Returns:
-            `[T, num_heads * v_head_dim]`.
+            `[T, num_heads * head_dim]` in the dtype of `qkv`.
         """
-        # Called directly where nothing is traced: the dispatcher would cost more than the
-        # bookkeeping here.
-        op = torch.ops.srt.attention.default if torch.compiler.is_compiling() else attention
-        k_cache, v_cache = forward_batch.kv_pool.get_kv_buffer(self.layer_id)
-        out = op(
-            q,
-            k,
-            v,
+        pool = batch.kv_pool
+        k_cache, v_cache = pool.get_kv_buffer(self.layer_id)
+        k_scale, v_scale = pool.get_kv_scales(self.layer_id)
+        rope = self._rope[0]
+        q_norm, k_norm = self._qk_norm or (None, None)
+        heads = (
+            batch.positions,
+            _NO_ROTATION if rope is None else rope.cos_sin_cache,
+            rope is None or not rope.interleaved,
+            self.num_heads,
+            self.num_kv_heads,
+            None if q_norm is None else q_norm.weight,
+            None if k_norm is None else k_norm.weight,
+            0.0 if q_norm is None else q_norm.eps,
             k_cache,
             v_cache,
-            forward_batch.out_cache_loc,
-            forward_batch.req_to_token,
-            forward_batch.req_pool_indices,
-            forward_batch.seq_lens,
-            forward_batch.extend_seq_lens,
-            self.scale,
-            self.v_head_dim,
-            self.sliding_window,
+            batch.out_cache_loc,
         )
-        return out.view(-1, self.num_heads * self.v_head_dim)
+        query_scale = None if rope is None else rope.query_scale(batch.positions)
+        if query_scale is None:
+            decodes = batch.forward_mode is ForwardMode.DECODE
+            out: Tensor = torch.ops.sgl_kernel.fused_qkv_attention_cpu.default(
+                qkv,
+                *heads,
+                batch.req_to_token,
+                batch.req_pool_indices,
+                batch.seq_lens,
+                None if decodes else batch.extend_seq_lens,
+                self.scale,
+                0.0,
+                self.sliding_window,
+                None,
+                k_scale,
+                v_scale,
+            )
+            return out
+        torch.ops.sgl_kernel.fused_qk_norm_rope_store_cpu.default(qkv, *heads, k_scale, v_scale)
+        q = qkv.narrow(1, 0, self.num_heads * self.head_dim).unflatten(1, (-1, self.head_dim))
+        q = q * query_scale.to(q.dtype)
+        requests = (batch.req_to_token, batch.req_pool_indices, batch.seq_lens, *_extend_of(batch))
+        options = (self.scale, 0.0, self.sliding_window, None, k_scale, v_scale)
+        return _attend(q, k_cache, v_cache, *requests, options).flatten(1)
+
+
+def _extend_of(batch: ForwardBatch) -> tuple[Tensor | None, Tensor | None, int]:
+    """New tokens of each request and where they begin, (None, None, 1) in a decode pass."""
+    if batch.forward_mode is ForwardMode.DECODE:
+        return None, None, 1
+    return batch.extend_seq_lens, batch.extend_start_loc, batch.max_extend_len
+
+
+def _attend(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    extend_seq_lens: Tensor | None,
+    extend_start_loc: Tensor | None,
+    max_extend_len: int,
+    options: tuple[Any, ...],
+) -> Tensor:
+    """Attention of queries whose keys and values are in the cache; `options` are the kernels' last
+    arguments.
+    """
+    ops = torch.ops.sgl_kernel
+    requests = (req_to_token, req_pool_indices, seq_lens)
+    out = query.new_empty(*query.shape[:2], v_cache.shape[2])
+    if extend_seq_lens is None:
+        fresh = (None, None, None, None)
+        ops.decode_attention_cpu.default(query, k_cache, v_cache, out, *fresh, *requests, *options)
+    else:
+        extend = (extend_seq_lens, extend_start_loc, max_extend_len)
+        ops.extend_attention_cpu.default(
+            query, None, None, out, k_cache, v_cache, *requests, *extend, *options
+        )
+    return out
+
+
+class RadixLatentAttention(nn.Module):
+    """Multi-head latent attention of one decoder layer over latents.
+
+    Args:
+        latent_dim: Size of a latent, which is a key's first part and its value.
+        rope_dim: Size of a key's other part.
+        layer_id: The layer's place in the KV cache.
+        scale: Factor of the scores before the softmax.
+    """
+
+    def __init__(self, latent_dim: int, rope_dim: int, layer_id: int, *, scale: float) -> None:
+        super().__init__()
+        self.latent_dim = latent_dim
+        self.rope_dim = rope_dim
+        self.layer_id = layer_id
+        self.scale = scale
+
+    def forward(self, query: Tensor, key: Tensor, batch: ForwardBatch) -> Tensor:
+        """The key goes into the cache.
+
+        Args:
+            query: `[T, heads, latent_dim + rope_dim]`.
+            key: `[T, 1, latent_dim + rope_dim]`.
+            batch: The pass.
+
+        Returns:
+            `[T, heads, latent_dim]`.
+        """
+        # Called directly where nothing is traced, which saves the dispatcher.
+        is_traced = torch.compiler.is_compiling()
+        op = torch.ops.srt.latent_attention.default if is_traced else latent_attention
+        out: Tensor = op(
+            query,
+            key,
+            batch.kv_pool.get_kv_buffer(self.layer_id)[0],
+            batch.out_cache_loc,
+            batch.req_to_token,
+            batch.req_pool_indices,
+            batch.seq_lens,
+            *_extend_of(batch),
+            self.scale,
+            self.latent_dim,
+            batch.kv_pool.get_kv_scales(self.layer_id)[0],
+        )
+        return out
+
+
+def latent_attention(
+    query: Tensor,
+    key: Tensor,
+    cache: Tensor,
+    out_cache_loc: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    extend_seq_lens: Tensor | None,
+    extend_start_loc: Tensor | None,
+    max_extend_len: int,
+    scale: float,
+    v_head_dim: int,
+    cache_scale: float,
+) -> Tensor:
+    """Stores keys and attends. An operator of its own, so that a compiled graph sees the cache once
+    and not also as the view that the values are.
+
+    Args:
+        query: `[T, heads, head_dim]`.
+        key: `[T, 1, head_dim]`, stored in `cache` at `out_cache_loc`.
+        cache: `[slots, 1, head_dim]`.
+        out_cache_loc: As the rest, see :class:`ForwardBatch`.
+        req_to_token: `[rows, max_context_len]` int32.
+        req_pool_indices: `[B]`.
+        seq_lens: `[B]`.
+        extend_seq_lens: `[B]`; None for a decode pass.
+        extend_start_loc: `[B]`; None for a decode pass.
+        max_extend_len: The largest of `extend_seq_lens`.
+        scale: Factor of the scores before the softmax.
+        v_head_dim: Size of the part of a key that is its value.
+        cache_scale: What a stored number is multiplied by.
+
+    Returns:
+        `[T, heads, v_head_dim]`.
+    """
+    values = cache.narrow(2, 0, v_head_dim)
+    torch.ops.sgl_kernel.store_cache_cpu.default(
+        key, key.narrow(2, 0, v_head_dim), cache, values, out_cache_loc, None, *[cache_scale] * 2
+    )
+    return _attend(
+        query,
+        cache,
+        values,
+        req_to_token,
+        req_pool_indices,
+        seq_lens,
+        extend_seq_lens,
+        extend_start_loc,
+        max_extend_len,
+        (scale, 0.0, 0, None, cache_scale, cache_scale),
+    )
+
+
+_library.impl("latent_attention", latent_attention, "CPU")
+
+
+@torch.library.register_fake("srt::latent_attention", lib=_library)
+def _latent_attention_fake(
+    query: Tensor,
+    key: Tensor,
+    cache: Tensor,
+    out_cache_loc: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    extend_seq_lens: Tensor | None,
+    extend_start_loc: Tensor | None,
+    max_extend_len: int,
+    scale: float,
+    v_head_dim: int,
+    cache_scale: float,
+) -> Tensor:
+    return query.new_empty(*query.shape[:2], v_head_dim)

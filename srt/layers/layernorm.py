@@ -1,7 +1,6 @@
 """Root mean square layer normalisation (Zhang and Sennrich, 2019)."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from srt.layers.parameter import ModelParameter
@@ -23,7 +22,21 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.dtype = dtype
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[..., hidden_size]` of any floating-point dtype to the same shape."""
-        out = F.rms_norm(x.to(torch.float32), self.weight.shape, self.weight, self.eps)
-        return out.to(self.dtype)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The norm of `x`, or of `residual`, to which `x` is added in place first.
+
+        Args:
+            x: `[T, hidden_size]`, or `[T, heads, hidden_size]` without a residual.
+            residual: `[T, hidden_size]`.
+
+        Returns:
+            The shape of `x`.
+        """
+        if residual is None:
+            normed: Tensor = torch.ops.sgl_kernel.rmsnorm_cpu.default(
+                x, self.weight, self.eps, self.dtype
+            )
+            return normed
+        out = torch.empty_like(x, dtype=self.dtype)
+        torch.ops.sgl_kernel.fused_add_rmsnorm_cpu.default(x, residual, self.weight, self.eps, out)
+        return out

@@ -6,7 +6,7 @@ Frequencies come from transformers: linear and dynamic (NTK-aware) scaling, YaRN
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +16,8 @@ from srt.errors import UnsupportedConfigError
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
-class Rotation(NamedTuple):
-    """What a pass's positions mean for its queries and keys.
-
-    Attributes:
-        cos: `[T, 1, rotary_dim]` float32.
-        sin: The same; it carries the rotation's signs.
-        query_scale: `[T, 1, 1]` float32, by which queries are multiplied, or None.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    query_scale: Tensor | None
+# Rows of the table that are computed at first.
+_FIRST_ROWS = 1024
 
 
 class RotaryEmbedding(nn.Module):
@@ -36,61 +26,66 @@ class RotaryEmbedding(nn.Module):
 
     Args:
         inv_freq: `[d / 2]` float32, radians per position.
+        max_position: Positions that there can be.
         attention_factor: Multiplies the rotated features (YaRN).
         interleaved: Whether pairs are neighbours.
         query_scaling: (beta, length): queries are multiplied by
             `1 + beta * log(1 + floor(position / length))` (Llama 4, Ministral 3); None for none.
+
+    Attributes:
+        cos_sin_cache: `[max_position, d]` float32, the factors of each position, cosines before
+            sines. Rows are valid, and take memory, up to what :meth:`prepare` has been told.
     """
 
-    inv_freq: Tensor
-    factors: Tensor
+    cos_sin_cache: Tensor
 
     def __init__(
         self,
         inv_freq: Tensor,
+        max_position: int,
         *,
         attention_factor: float = 1.0,
         interleaved: bool = False,
         query_scaling: tuple[float, int] | None = None,
     ) -> None:
         super().__init__()
-        factors = torch.full_like(inv_freq, attention_factor)
-        if interleaved:
-            both = inv_freq.repeat_interleave(2)
-            signed = torch.stack([-factors, factors], dim=-1).flatten()
-        else:
-            both = torch.cat([inv_freq, inv_freq])
-            signed = torch.cat([-factors, factors])
-        self.register_buffer("inv_freq", both, persistent=False)
-        self.register_buffer("factors", signed, persistent=False)
+        table = torch.empty(max_position, 2 * inv_freq.numel(), device="cpu")
+        self.register_buffer("cos_sin_cache", table, persistent=False)
+        self._inv_freq = inv_freq
+        self._valid = 0
         self.attention_factor = attention_factor
         self.interleaved = interleaved
         self.query_scaling = query_scaling
 
-    def forward(self, positions: Tensor) -> Rotation:
-        """The rotation of positions `[T]`."""
-        angles = positions.to(torch.float32).view(-1, 1, 1) * self.inv_freq
-        cos, sin = angles.cos(), angles.sin() * self.factors
-        if self.attention_factor != 1.0:
-            cos = cos * self.attention_factor
-        scale = None
-        if self.query_scaling is not None:
-            beta, length = self.query_scaling
-            scale = 1 + beta * torch.log1p((positions // length).to(torch.float32)).view(-1, 1, 1)
-        return Rotation(cos, sin, scale)
+    def prepare(self, length: int) -> None:
+        """Makes the positions 0 to `length - 1` valid, if they are not yet."""
+        if length <= self._valid:
+            return
+        rows = range(
+            self._valid, min(max(length, 2 * self._valid, _FIRST_ROWS), self.cos_sin_cache.shape[0])
+        )
+        with torch.inference_mode():
+            positions = torch.arange(rows.start, rows.stop, dtype=torch.float32)
+            angles = positions[:, None] * self._inv_freq
+            factors = torch.cat([angles.cos(), angles.sin()], dim=-1)
+            self.cos_sin_cache[rows.start : rows.stop] = factors * self.attention_factor
+        self._valid = rows.stop
 
-    def rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Rotates `x` of shape `[T, heads, head_dim]`; returned in float32. Features beyond the
-        rotary ones stay as they are.
+    def query_scale(self, positions: Tensor) -> Tensor | None:
+        """By what the queries at positions `[T]` are multiplied: `[T, 1, 1]` float32, or None."""
+        if self.query_scaling is None:
+            return None
+        beta, length = self.query_scaling
+        return 1 + beta * torch.log1p((positions // length).to(torch.float32)).view(-1, 1, 1)
+
+    def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated copies of `query` and `key`, `[T, heads, head_dim]` each, for positions `[T]`.
+        Features beyond the rotary ones stay as they are.
         """
-        d = rotation.cos.shape[-1]
-        part = x[..., :d]
-        if self.interleaved:
-            swapped = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        else:
-            swapped = part.roll(d // 2, dims=-1)
-        rotated = torch.addcmul(part * rotation.cos, swapped, rotation.sin)
-        return rotated if d == x.shape[-1] else torch.cat([rotated, x[..., d:]], dim=-1)
+        rotated: tuple[Tensor, Tensor] = torch.ops.sgl_kernel.rotary_embedding_cpu.default(
+            positions, query, key, query.shape[-1], self.cos_sin_cache, not self.interleaved
+        )
+        return rotated
 
 
 def get_rope(hf_config: Any, head_dim: int, *, interleaved: bool = False) -> RotaryEmbedding:
@@ -131,7 +126,11 @@ def get_rope(hf_config: Any, head_dim: int, *, interleaved: bool = False) -> Rot
             f"rope_parameters lack the key {error} that rope_type {kind!r} needs"
         ) from error
     return RotaryEmbedding(
-        inv_freq, attention_factor=factor, interleaved=interleaved, query_scaling=scaling
+        inv_freq,
+        hf_config.max_position_embeddings,
+        attention_factor=factor,
+        interleaved=interleaved,
+        query_scaling=scaling,
     )
 
 

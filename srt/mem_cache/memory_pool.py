@@ -4,6 +4,8 @@ Tokens live in numbered slots. What reads and writes the cache only sees slot nu
 (`out_cache_loc`, `req_to_token`), so the policy that hands them out can change without the kernels.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,9 @@ class TokenToKVPool:
     Args:
         size: Tokens that can be held.
         layout: What a token takes.
-        dtype: Dtype of keys and values.
+        dtype: Dtype that keys and values are held in: that of activations, or float8_e4m3fn.
+        scales: (key scale, value scale) of each layer, by which what is held is multiplied; None
+            for ones.
 
     Attributes:
         k_buffer: A tensor `[size + 1, num_kv_heads, k_head_dim]` for each layer; slot 0 is
@@ -27,8 +31,15 @@ class TokenToKVPool:
             the first part of the keys.
     """
 
-    def __init__(self, size: int, layout: KVLayout, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        size: int,
+        layout: KVLayout,
+        dtype: torch.dtype,
+        scales: Sequence[tuple[float, float]] | None = None,
+    ) -> None:
         self.size = size
+        self._scales = scales or [(1.0, 1.0)] * layout.num_layers
         self.layout = layout
         slots, heads = size + 1, layout.num_kv_heads
         layers = range(layout.num_layers)
@@ -41,3 +52,7 @@ class TokenToKVPool:
     def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor | None]:
         """Keys and values of a layer; None for values that are the first part of the keys."""
         return self.k_buffer[layer_id], self.v_buffer[layer_id]
+
+    def get_kv_scales(self, layer_id: int) -> tuple[float, float]:
+        """What a layer's keys and values are multiplied by when they are read."""
+        return self._scales[layer_id]

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from srt.configs.model_config import ModelConfig
 from srt.mem_cache.allocator import TokenToKVPoolAllocator
@@ -18,6 +19,7 @@ from srt.model_executor.cpu_graph_runner import CPUGraphRunner
 from srt.model_executor.decode_buffers import DecodeBuffers
 from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from srt.model_loader.loader import load_model
+from srt.models.decoder import CausalLM
 from srt.utils.host_memory import read_host_memory
 from srt.utils.process_memory import mapped_rss
 
@@ -68,7 +70,9 @@ class ModelRunner:
         packed_cache: Path | None = None,
     ) -> None:
         self.config = config
-        self.model: nn.Module = load_model(config, progress=progress, packed_cache=packed_cache)
+        self.model = cast(
+            CausalLM, load_model(config, progress=progress, packed_cache=packed_cache)
+        )
         available = read_host_memory().available
         if available is not None:
             available = max(0, available - mapped_rss())
@@ -89,6 +93,7 @@ class ModelRunner:
         )
         self.graph_runner: CPUGraphRunner | None = None
         if sizes:
+            self.model.prepare_positions(1)
             self.graph_runner = CPUGraphRunner(self.model, self._buffers, sizes)
             self.graph_runner.capture(progress=progress)
 
@@ -103,6 +108,7 @@ class ModelRunner:
         table = self.req_to_token_pool.table
         lengths = [len(part.token_ids) for part in inputs]
         ends = [part.prefix_len + n for part, n in zip(inputs, lengths, strict=True)]
+        self.model.prepare_positions(max(ends))
         starts = np.cumsum([0, *lengths[:-1]])
         positions = np.concatenate(
             [np.arange(p.prefix_len, end) for p, end in zip(inputs, ends, strict=True)]
@@ -149,6 +155,7 @@ class ModelRunner:
             Logits `[B, vocab_size]`, float32, of the next token.
         """
         count = len(token_ids)
+        self.model.prepare_positions(max(seq_lens, default=1))
         if self.graph_runner is not None:
             size = self.graph_runner.padded_size(count)
             if size is not None:

@@ -22,7 +22,7 @@ from srt.layers.attention import RadixAttention
 from srt.layers.layernorm import RMSNorm
 from srt.layers.linear import Linear, MergedLinear, QKVLinear
 from srt.layers.quantization.base_config import QuantizationConfig
-from srt.layers.rotary_embedding import RotaryEmbedding, Rotation, get_rope
+from srt.layers.rotary_embedding import RotaryEmbedding, get_rope
 from srt.layers.vocab_embedding import LMHead, TiedLMHead, VocabEmbedding
 from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
@@ -107,10 +107,6 @@ class GroupedQueryAttention(nn.Module):
     ) -> None:
         super().__init__()
         heads, kv_heads = config.num_attention_heads, config.num_kv_heads
-        self.heads = (heads, kv_heads, kv_heads)
-        self.head_dim = config.head_dim
-        # Not a submodule: the model owns it.
-        self._rotate = rope.rotate if options.use_rope else None
         self.qkv_proj = QKVLinear(
             config.hidden_size,
             config.head_dim,
@@ -127,6 +123,7 @@ class GroupedQueryAttention(nn.Module):
             quant_config=quant,
             prefix=f"{prefix}.o_proj",
         )
+        # Their weights are passed to the attention kernel.
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if options.qk_norm:
@@ -140,26 +137,15 @@ class GroupedQueryAttention(nn.Module):
             kv_heads,
             layer_id,
             sliding_window=options.sliding_window,
+            rope=rope if options.use_rope else None,
+            qk_norm=None
+            if self.q_norm is None or self.k_norm is None
+            else (self.q_norm, self.k_norm),
         )
 
-    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """`[T, hidden_size]` to the same shape in float32."""
-        q_heads, k_heads, v_heads = self.heads
-        qkv = self.qkv_proj(x).view(-1, q_heads + k_heads + v_heads, self.head_dim)
-        # Queries and keys lie side by side and are rotated in one go.
-        qk, v = qkv.split((q_heads + k_heads, v_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = qk.split((q_heads, k_heads), dim=1)
-            qk = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
-        if self._rotate is not None:
-            qk = self._rotate(qk, rotation)
-        if rotation.query_scale is None:
-            q, k = qk.to(x.dtype).split((q_heads, k_heads), dim=1)
-        else:
-            q, k = qk.split((q_heads, k_heads), dim=1)
-            q, k = (q * rotation.query_scale).to(x.dtype), k.to(x.dtype)
-        out = self.attn(q, k, v, batch)
-        return self.o_proj(out, torch.float32)
+        return self.o_proj(self.attn(self.qkv_proj(x), batch), torch.float32)
 
 
 class DecoderLayer(nn.Module):
@@ -173,10 +159,22 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps, config.dtype)
         self.mlp = mlp
 
-    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
-        """Residual stream `[T, hidden_size]`, float32, before and after the layer."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, batch)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor | None, residual: Tensor, batch: ForwardBatch) -> Tensor:
+        """One step along the residual stream.
+
+        Args:
+            x: `[T, hidden_size]` float32, what the layer before adds to the stream; None in the
+                first.
+            residual: `[T, hidden_size]` float32, the stream, to which `x` and the output of the
+                attention are added in place.
+            batch: The pass.
+
+        Returns:
+            `[T, hidden_size]` float32, what the feed-forward block adds.
+        """
+        x = self.input_layernorm(residual) if x is None else self.input_layernorm(x, residual)
+        x = self.self_attn(x, batch)
+        return self.mlp(self.post_attention_layernorm(x, residual))
 
 
 class DecoderModel(nn.Module):
@@ -198,11 +196,10 @@ class DecoderModel(nn.Module):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states `[T, hidden_size]`."""
-        x = self.embed_tokens(batch.input_ids)
-        rotation = self.rotary_emb(batch.positions)
+        residual, x = self.embed_tokens(batch.input_ids), None
         for layer in self.layers:
-            x = layer(x, rotation, batch)
-        return self.norm(x)
+            x = layer(x, residual, batch)
+        return self.norm(x, residual)
 
 
 class CausalLM(nn.Module, ABC):
@@ -242,7 +239,7 @@ class CausalLM(nn.Module, ABC):
         quant: QuantizationConfig | None,
         prefix: str,
     ) -> nn.Module:
-        """A layer's attention: `(x, rotation, batch)` to `[T, hidden_size]`, float32."""
+        """A layer's attention: `(x, batch)` to `[T, hidden_size]`, float32."""
         options = self.layer_options(config, layer_id)
         return GroupedQueryAttention(config, layer_id, options, rope, quant, prefix)
 
@@ -259,6 +256,10 @@ class CausalLM(nn.Module, ABC):
             prefix,
             bias=self.layer_options(config, layer_id).mlp_bias,
         )
+
+    def prepare_positions(self, length: int) -> None:
+        """Makes the model ready for requests of up to `length` tokens."""
+        self.model.rotary_emb.prepare(length)
 
     def is_unused_tensor(self, name: str) -> bool:
         """Whether a checkpoint may hold the tensor of this canonical name although the model has no

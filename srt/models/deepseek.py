@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from srt.configs.model_config import ModelConfig
 from srt.errors import UnsupportedConfigError
-from srt.layers.attention import RadixAttention
+from srt.layers.attention import RadixLatentAttention
 from srt.layers.latent_projection import LatentProjection
 from srt.layers.layernorm import RMSNorm
 from srt.layers.linear import Linear
 from srt.layers.quantization.base_config import QuantizationConfig
-from srt.layers.rotary_embedding import RotaryEmbedding, Rotation, get_rope
+from srt.layers.rotary_embedding import RotaryEmbedding, get_rope
 from srt.model_executor.forward_batch_info import ForwardBatch
 from srt.models.decoder import CausalLM, LayerOptions
 
@@ -44,7 +44,7 @@ class LatentAttention(nn.Module):
         self.nope, self.rope = hf_config.qk_nope_head_dim, hf_config.qk_rope_head_dim
         self.latent, v_head_dim = hf_config.kv_lora_rank, hf_config.v_head_dim
         # Not a submodule: the model owns it.
-        self._rotate = rope.rotate
+        self._rope = (rope,)
 
         def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Linear:
             return Linear(inputs, outputs, bias=bias, quant_config=quant, prefix=f"{prefix}.{name}")
@@ -66,16 +66,11 @@ class LatentAttention(nn.Module):
             self.latent, heads, (self.nope, v_head_dim), quant, f"{prefix}.kv_b_proj"
         )
         self.o_proj = linear("o_proj", heads * v_head_dim, hidden, bias)
-        self.attn = RadixAttention(
-            heads,
-            self.latent + self.rope,
-            1,
-            layer_id,
-            scale=_softmax_scale(config),
-            v_head_dim=self.latent,
+        self.attn = RadixLatentAttention(
+            self.latent, self.rope, layer_id, scale=_softmax_scale(config)
         )
 
-    def forward(self, x: Tensor, rotation: Rotation, batch: ForwardBatch) -> Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """`[T, hidden_size]` to the same shape in float32."""
         if self.has_query_latent:
             q_latent = self.q_a_layernorm(self.q_a_proj(x, torch.float32))
@@ -88,10 +83,10 @@ class LatentAttention(nn.Module):
         kv = self.kv_a_proj_with_mqa(x, torch.float32).unsqueeze(1)
         latent, k_rope = kv.split((self.latent, self.rope), dim=-1)
         q_nope = self.kv_b_proj.absorb(q_nope, x.dtype)
-        q_rope, k_rope = (self._rotate(part, rotation).to(x.dtype) for part in (q_rope, k_rope))
-        query = torch.cat([q_nope, q_rope], dim=-1)
-        key = torch.cat([self.kv_a_layernorm(latent), k_rope], dim=-1)
-        latents = self.attn(query, key, None, batch).view(-1, self.num_heads, self.latent)
+        q_rope, k_rope = self._rope[0](batch.positions, q_rope, k_rope)
+        query = torch.cat([q_nope, q_rope.to(x.dtype)], dim=-1)
+        key = torch.cat([self.kv_a_layernorm(latent), k_rope.to(x.dtype)], dim=-1)
+        latents = self.attn(query, key, batch)
         return self.o_proj(self.kv_b_proj.expand(latents).flatten(1), torch.float32)
 
 

@@ -73,6 +73,7 @@ class RadixAttention(nn.Module):
         """
         pool = batch.kv_pool
         k_cache, v_cache = pool.get_kv_buffer(self.layer_id)
+        assert v_cache is not None, "the layout of grouped-query attention holds values"
         k_scale, v_scale = pool.get_kv_scales(self.layer_id)
         rope = self._rope[0]
         q_norm, k_norm = self._qk_norm or (None, None)

@@ -299,17 +299,17 @@ def test_log_probabilities() -> None:
     assert [entry.token_id for entry in req.logprobs] == req.output_ids
     for entry in req.logprobs:
         assert entry.logprob == pytest.approx(likely)
-        assert entry.top[0] == (entry.token_id, pytest.approx(likely))
-        assert entry.top[1][1] == pytest.approx(other)
+        assert entry.top[0][0] == entry.token_id
+        assert [logprob for _, logprob in entry.top] == pytest.approx([likely, other])
     # The prefix that is in the cache is computed again: its logits are wanted.
     assert req.cached_tokens == 0
     first, *rest = req.prompt_logprobs
     assert first is None
     assert [entry.token_id for entry in rest if entry is not None] == prompt[1:]
-    for i, entry in enumerate(rest, start=1):
+    for i, of_prompt in enumerate(rest, start=1):
         expected = likely if next_token(prompt[:i]) == prompt[i] else other
-        assert entry is not None
-        assert entry.logprob == pytest.approx(expected)
+        assert of_prompt is not None
+        assert of_prompt.logprob == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -211,9 +211,7 @@ def test_error_when_offline(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_shard_that_the_hub_lacks(hub: FakeHub) -> None:
     del hub.files[SHARDS[1]]
-    with pytest.raises(
-        HubError, match=r"org/model lacks part-\[2\].safetensors, which"
-    ):
+    with pytest.raises(HubError, match=r"org/model lacks part-\[2\].safetensors, which"):
         resolve_model("org/model")
 
 

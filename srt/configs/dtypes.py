@@ -12,3 +12,4 @@ QUANTIZATION_CHOICES: Mapping[str, str] = {
     "fp8-per-channel": "per-channel",
     "fp8-block": "block",
 }
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3")

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srt.configs.dtypes import DTYPE_CHOICES, QUANTIZATION_CHOICES
+from srt.configs.dtypes import DTYPE_CHOICES, KV_CACHE_DTYPES, QUANTIZATION_CHOICES
 from srt.errors import RequestError, SrtError
 
 if TYPE_CHECKING:
@@ -68,12 +68,38 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--max-total-tokens",
         type=int,
         metavar="N",
-        help="tokens that the KV cache holds (default: by the free memory)",
+        help="tokens that the KV cache holds (default: by --mem-fraction)",
+    )
+    group.add_argument(
+        "--mem-fraction",
+        type=float,
+        default=0.5,
+        metavar="F",
+        help="share of the memory that is free after loading which the KV cache may take "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        default="auto",
+        help="dtype of keys and values in the cache; auto is that of activations "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--quantize-lm-head",
+        action="store_true",
+        help="hold the output projection in FP8, which makes decoding faster and a little less "
+        "exact",
+    )
+    group.add_argument(
+        "--disable-radix-cache",
+        action="store_true",
+        help="do not keep keys and values of ended requests for those with the same prefix",
     )
     group.add_argument(
         "--chunked-prefill-size",
         type=int,
-        default=2048,
+        default=512,
         metavar="N",
         help="most prompt tokens of one forward pass (default: %(default)s)",
     )
@@ -135,6 +161,10 @@ def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engi
         context_length=args.context_length,
         max_running_requests=max_running_requests,
         max_total_tokens=args.max_total_tokens,
+        mem_fraction=args.mem_fraction,
+        kv_cache_dtype=args.kv_cache_dtype,
+        quantize_lm_head=args.quantize_lm_head,
+        enable_radix_cache=not args.disable_radix_cache,
         chunked_prefill_size=args.chunked_prefill_size,
         enable_graph=args.enable_graph,
     )

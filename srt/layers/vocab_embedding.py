@@ -69,6 +69,16 @@ class TiedLMHead(nn.Module):
         # Not a submodule: the table has one owner, which is loaded once.
         self._embedding = (embedding,)
 
+    @property
+    def weight(self) -> Tensor:
+        """The table `[vocab_size, hidden_size]`, bfloat16."""
+        return self._embedding[0].weight.data
+
+    @property
+    def table_is_packed(self) -> bool:
+        """Whether it is in the kernels' packed layout."""
+        return self._embedding[0].packed
+
     def forward(self, x: Tensor) -> Tensor:
         """`[B, hidden_size]` to logits `[B, vocab_size]`, float32."""
         if x.dtype == torch.float32:

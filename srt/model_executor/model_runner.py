@@ -10,9 +10,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from srt.configs.dtypes import KV_CACHE_DTYPES
 from srt.configs.model_config import ModelConfig
+from srt.errors import RequestError
 from srt.mem_cache.allocator import TokenToKVPoolAllocator
 from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION, choose_cache_size
+from srt.mem_cache.kv_scales import read_kv_scales
 from srt.mem_cache.memory_pool import TokenToKVPool
 from srt.mem_cache.req_to_token_pool import ReqToTokenPool
 from srt.model_executor.cpu_graph_runner import CPUGraphRunner
@@ -50,6 +53,8 @@ class ModelRunner:
         max_running_requests: Most requests in one decode pass.
         max_total_tokens: Size of the KV cache; None chooses it by `mem_fraction`.
         mem_fraction: Share of the memory that is free after loading which the KV cache may take.
+        kv_cache_dtype: `auto` for the dtype of activations, or `fp8_e4m3`.
+        quantize_lm_head: Hold the output projection in FP8 where the checkpoint has it in 16 bits.
         graph_batch_sizes: Decode batch sizes to compile; empty for none.
         progress: Show progress bars.
         packed_cache: Directory in which packed weights are kept for the next start.
@@ -65,6 +70,8 @@ class ModelRunner:
         max_running_requests: int = 32,
         max_total_tokens: int | None = None,
         mem_fraction: float = DEFAULT_MEM_FRACTION,
+        kv_cache_dtype: str = "auto",
+        quantize_lm_head: bool = False,
         graph_batch_sizes: Sequence[int] = (),
         progress: bool = True,
         packed_cache: Path | None = None,
@@ -73,18 +80,29 @@ class ModelRunner:
         self.model = cast(
             CausalLM, load_model(config, progress=progress, packed_cache=packed_cache)
         )
+        if quantize_lm_head:
+            self.model.quantize_lm_head()
+        kv_dtype, kv_scales = config.dtype, None
+        if kv_cache_dtype == "fp8_e4m3":
+            kv_dtype = torch.float8_e4m3fn
+            kv_scales = read_kv_scales(config.path, config.num_hidden_layers)
+        elif kv_cache_dtype != "auto":
+            raise RequestError(
+                f"kv_cache_dtype: expected one of {', '.join(KV_CACHE_DTYPES)}, "
+                f"found {kv_cache_dtype!r}"
+            )
         available = read_host_memory().available
         if available is not None:
             available = max(0, available - mapped_rss())
         size = choose_cache_size(
-            config.kv_layout.bytes_per_token(config.dtype.itemsize),
+            config.kv_layout.bytes_per_token(kv_dtype.itemsize),
             wanted=config.context_length * max_running_requests,
             max_total_tokens=max_total_tokens,
             mem_fraction=mem_fraction,
             available=available,
         )
         self.max_running_requests = max_running_requests
-        self.kv_pool = TokenToKVPool(size, config.kv_layout, config.dtype)
+        self.kv_pool = TokenToKVPool(size, config.kv_layout, kv_dtype, kv_scales)
         self.allocator = TokenToKVPoolAllocator(size)
         self.req_to_token_pool = ReqToTokenPool(max_running_requests, config.context_length)
         sizes = sorted(set(graph_batch_sizes))

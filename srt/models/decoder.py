@@ -22,6 +22,7 @@ from srt.layers.attention import RadixAttention
 from srt.layers.layernorm import RMSNorm
 from srt.layers.linear import Linear, MergedLinear, QKVLinear
 from srt.layers.quantization.base_config import QuantizationConfig
+from srt.layers.quantized_lm_head import quantize_lm_head
 from srt.layers.rotary_embedding import RotaryEmbedding, get_rope
 from srt.layers.vocab_embedding import LMHead, TiedLMHead, VocabEmbedding
 from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
@@ -217,7 +218,7 @@ class CausalLM(nn.Module, ABC):
         self.model = DecoderModel(config, layers, rope)
         self.tied = config.tie_word_embeddings
         self.skipped_modules = config.skipped_modules
-        self.lm_head = (
+        self.lm_head: nn.Module = (
             TiedLMHead(self.model.embed_tokens)
             if self.tied
             else LMHead(config.hidden_size, config.vocab_size, quant_config=quant)
@@ -256,6 +257,10 @@ class CausalLM(nn.Module, ABC):
             prefix,
             bias=self.layer_options(config, layer_id).mlp_bias,
         )
+
+    def quantize_lm_head(self) -> None:
+        """Turns the loaded output projection into FP8, unless it is already."""
+        self.lm_head = quantize_lm_head(self.lm_head)
 
     def prepare_positions(self, length: int) -> None:
         """Makes the model ready for requests of up to `length` tokens."""

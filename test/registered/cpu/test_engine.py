@@ -9,7 +9,7 @@ import torch
 
 from srt import Engine, SamplingParams
 from srt.entrypoints.outputs import GenerateOutput
-from srt.errors import RequestError
+from srt.errors import CheckpointError, RequestError
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import (
     TINY_CONFIG,
@@ -271,3 +271,124 @@ def test_after_shutdown(path: Path) -> None:
     engine.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         engine.generate("x")
+
+
+def test_requests_come_and_go_while_others_run(engine: Engine) -> None:
+    expected = {rid: engine.generate(text, GREEDY).token_ids for rid, text in enumerate(PROMPTS)}
+    chunks = []
+    engine.add_request("r0", PROMPTS[0], GREEDY)
+    chunks += engine.step()
+    engine.add_request("r1", PROMPTS[1], GREEDY)
+    engine.add_request("gone", PROMPTS[2], GREEDY)
+    stream = engine.generate(PROMPTS[3], GREEDY, stream=True)
+    assert tuple(chunk.token_id for chunk in stream) == expected[3]
+    engine.add_request("late", PROMPTS[2], SamplingParams(temperature=0, max_new_tokens=100))
+    chunks += engine.step()
+    engine.abort("late")
+    while engine.has_work:
+        chunks += engine.step()
+    tokens = {rid: [c.token_id for c in chunks if c.rid == rid] for rid in ("r0", "r1", "gone")}
+    assert tuple(tokens["r0"]) == expected[0]
+    assert tuple(tokens["r1"]) == expected[1]
+    assert tuple(tokens["gone"]) == expected[2]
+    last = [c for c in chunks if c.rid == "late"][-1]
+    assert last.output is not None
+    assert (last.token_id, last.output.finish_reason) == (None, "abort")
+    with pytest.raises(RequestError, match="request twice: expected a single input"):
+        engine.add_request("twice", ["a", "b"], GREEDY)  # type: ignore[arg-type]
+
+
+def test_a_shared_prefix_changes_no_bit(path: Path) -> None:
+    """64 requests of mixed length, 60 % of which begin alike, batched and alone."""
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.randint(1, 40, (64,), generator=generator).tolist()
+    ids = torch.randint(3, VOCAB_SIZE, (64, 40), generator=generator).tolist()
+    prefix = torch.randint(3, VOCAB_SIZE, (60,), generator=generator).tolist()
+    prompts = [(prefix if i % 5 < 3 else []) + ids[i][:n] for i, n in enumerate(lengths)]
+    params = SamplingParams(temperature=0, max_new_tokens=6, ignore_eos=True)
+    options: dict[str, Any] = {"max_running_requests": 64, "progress": False}
+    with Engine(path, max_total_tokens=2000, chunked_prefill_size=100, **options) as engine:
+        together = engine.generate(input_ids=prompts, sampling_params=params)
+    with Engine(path, max_total_tokens=128, enable_radix_cache=False, **options) as engine:
+        alone = [engine.generate(input_ids=ids, sampling_params=params) for ids in prompts]
+    # In a cache that holds only a few of them, requests step back and are computed again.
+    with Engine(path, max_total_tokens=300, chunked_prefill_size=50, **options) as engine:
+        tight = engine.generate(input_ids=prompts, sampling_params=params)
+    assert [o.token_ids for o in together] == [o.token_ids for o in alone]
+    assert [o.token_ids for o in tight] == [o.token_ids for o in alone]
+    assert sum(o.cached_tokens for o in together) >= 38 * len(prefix)
+
+
+def test_log_probabilities_agree_with_the_reference(engine: Engine, path: Path) -> None:
+    ids = [5, 9, 100, 42, 7]
+    params = SamplingParams(
+        temperature=0,
+        max_new_tokens=4,
+        ignore_eos=True,
+        return_logprob=True,
+        top_logprobs_num=3,
+        return_prompt_logprob=True,
+    )
+    output = engine.generate(input_ids=ids, sampling_params=params)
+    with torch.inference_mode():
+        logits = reference_model(path)(torch.tensor([[*ids, *output.token_ids]])).logits[0]
+    expected = logits.log_softmax(-1)
+    assert output.prompt_logprobs[0] is None
+    entries = [*output.prompt_logprobs[1:], *output.logprobs]
+    assert [entry.token_id for entry in entries] == [*ids[1:], *output.token_ids]
+    for row, entry in zip(expected, entries, strict=False):
+        assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=0.01)
+        assert [p for _, p in entry.top] == pytest.approx(row.topk(3).values.tolist(), abs=0.01)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_quantized_output_projection(tmp_path: Path, tied: bool) -> None:
+    config = CONFIG | {"tie_word_embeddings": tied}
+    write_checkpoint(tmp_path, config, quantize(make_tensors(config)), FP8)
+    ids = [5, 9, 100, 42, 7]
+    params = SamplingParams(
+        temperature=0, max_new_tokens=1, return_logprob=True, top_logprobs_num=5
+    )
+    entries = []
+    for quantized in (False, True):
+        with Engine(
+            tmp_path, max_total_tokens=64, quantize_lm_head=quantized, progress=False
+        ) as engine:
+            entries.append(engine.generate(input_ids=ids, sampling_params=params).logprobs[0])
+            weight = engine.model_runner.model.lm_head.weight
+            assert (weight.dtype == torch.float8_e4m3fn) == quantized
+    plain, fp8 = (dict(entry.top) for entry in entries)
+    assert plain != fp8
+    # e4m3 keeps four bits: logits move by some percent of their spread, which is about 1 here.
+    for token in plain.keys() & fp8.keys():
+        assert abs(plain[token] - fp8[token]) < 0.2
+
+
+@pytest.mark.parametrize("scale", [None, 0.02, -1.0])
+def test_a_cache_in_fp8(tmp_path: Path, scale: float | None) -> None:
+    tensors = quantize(make_tensors(CONFIG))
+    for layer in range(2 if scale is not None else 0):
+        for name in ("k_scale", "v_scale"):
+            tensors[f"model.layers.{layer}.self_attn.{name}"] = torch.tensor(scale)
+    write_checkpoint(tmp_path, CONFIG, tensors, FP8)
+    options: dict[str, Any] = {"max_total_tokens": 64, "progress": False}
+    if scale == -1.0:
+        with pytest.raises(CheckpointError, match=r"scale of the KV cache.*positive.*found: -1.0"):
+            Engine(tmp_path, kv_cache_dtype="fp8_e4m3", **options)
+        return
+    params = SamplingParams(temperature=0, max_new_tokens=6, ignore_eos=True, return_logprob=True)
+    ids = list(range(20, 50))
+    logprobs = []
+    for dtype in ("auto", "fp8_e4m3"):
+        with Engine(tmp_path, kv_cache_dtype=dtype, **options) as engine:
+            output = engine.generate(input_ids=ids, sampling_params=params)
+            logprobs.append([entry.logprob for entry in output.logprobs])
+            keys, _ = engine.model_runner.kv_pool.get_kv_buffer(1)
+            assert keys.dtype == (torch.float16 if dtype == "auto" else torch.float8_e4m3fn)
+    assert logprobs[0] != logprobs[1]
+    assert logprobs[0][0] == pytest.approx(logprobs[1][0], abs=0.1)
+
+
+def test_an_unknown_cache_dtype(path: Path) -> None:
+    with pytest.raises(RequestError, match="kv_cache_dtype: expected one of auto, fp8_e4m3"):
+        Engine(path, kv_cache_dtype="int8", progress=False)

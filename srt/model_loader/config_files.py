@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from srt.errors import CheckpointError
+from srt.model_loader.json_values import get_object
 from srt.model_loader.mistral_form import to_hf_config
 
 CONFIG_FILE = "config.json"
@@ -57,7 +58,8 @@ def read_config(directory: str | Path) -> dict[str, Any]:
         return to_hf_config(read_json(directory / MISTRAL_FILE), directory / MISTRAL_FILE)
     config = read_json(file)
     if (directory / MODELOPT_FILE).is_file() and not find_quantization(config, file):
-        quantization = read_json(directory / MODELOPT_FILE).get("quantization") or {}
+        modelopt = directory / MODELOPT_FILE
+        quantization = get_object(read_json(modelopt), "quantization", modelopt)
         config["quantization_config"] = {"quant_method": "modelopt", **quantization}
     return config
 
@@ -83,7 +85,7 @@ def find_quantization(config: Mapping[str, Any], file: str | Path) -> Mapping[st
     Raises:
         CheckpointError: It is not an object.
     """
-    for holder in (config, config.get("text_config") or {}):
+    for holder in (config, get_object(config, "text_config", file)):
         for key in ("quantization_config", "compression_config"):
             block = holder.get(key)
             if block:

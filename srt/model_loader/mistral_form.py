@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srt.errors import CheckpointError, UnsupportedConfigError
+from srt.model_loader.json_values import get_number, get_object
 from srt.model_loader.weight_names import split_tensor_name
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def to_hf_config(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
             "tie_word_embeddings": config["tie_word_embeddings"],
             "text_config": config,
         }
-    quantization = params.get("quantization")
+    quantization = get_object(params, "quantization", file)
     if quantization:
         config["quantization_config"] = _quantization(quantization, file)
     return config
@@ -97,7 +98,7 @@ def to_hf_config(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 def _has_vision(params: Mapping[str, Any], file: Path) -> bool:
     """Whether a vision tower, which text does without, is beside the language model."""
-    others = params.get("multimodal") or {}
+    others = get_object(params, "multimodal", file)
     if any(key != "vision_encoder_args" for key in others):
         raise UnsupportedConfigError(
             f"{file}: multimodal {', '.join(others)} is not supported; expected vision_encoder_args"
@@ -107,12 +108,12 @@ def _has_vision(params: Mapping[str, Any], file: Path) -> bool:
 
 def _rope_parameters(params: Mapping[str, Any], length: int, file: Path) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": params.get("rope_theta", 1e4)}
-    yarn = params.get("yarn")
+    yarn = get_object(params, "yarn", file)
     if yarn:
         rope |= {
             "rope_type": "yarn",
-            "factor": _number(yarn, "factor", file),
-            "original_max_position_embeddings": _number(yarn, _ORIGINAL_LENGTH, file),
+            "factor": get_number(yarn, "factor", file),
+            "original_max_position_embeddings": get_number(yarn, _ORIGINAL_LENGTH, file),
             "beta_fast": yarn.get("beta", 32.0),
             "beta_slow": yarn.get("alpha", 1.0),
             "max_position_embeddings": length,
@@ -120,23 +121,11 @@ def _rope_parameters(params: Mapping[str, Any], length: int, file: Path) -> dict
         if not yarn.get("apply_scale", True):
             # Their quotient is YaRN's factor on attention, which is then 1.
             rope |= {"mscale": 1.0, "mscale_all_dim": 1.0}
-    scaling = params.get("llama_4_scaling")
+    scaling = get_object(params, "llama_4_scaling", file)
     if scaling:
-        rope["llama_4_scaling_beta"] = _number(scaling, "beta", file)
-        rope[_ORIGINAL_LENGTH] = _number(scaling, _ORIGINAL_LENGTH, file)
+        rope["llama_4_scaling_beta"] = get_number(scaling, "beta", file)
+        rope[_ORIGINAL_LENGTH] = get_number(scaling, _ORIGINAL_LENGTH, file)
     return rope
-
-
-def _number(block: Mapping[str, Any], key: str, file: Path) -> float:
-    value = block.get(key)
-    if not isinstance(value, (int, float)):
-        raise CheckpointError(
-            f"{file.name} lacks {key}" if value is None else f"{file.name} has a bad {key}",
-            file=file,
-            expected="a number",
-            found="nothing" if value is None else value,
-        )
-    return value
 
 
 def _quantization(quantization: Mapping[str, Any], file: Path) -> dict[str, Any]:
@@ -151,7 +140,7 @@ def _quantization(quantization: Mapping[str, Any], file: Path) -> dict[str, Any]
         )
     schemes = {"TENSOR": "static", "NO_SCALES": "dynamic"}
     activations = quantization.get("qscheme_act") or "NO_SCALES"
-    if activations not in schemes:
+    if not isinstance(activations, str) or activations not in schemes:
         raise UnsupportedConfigError(
             f"{file}: quantization with qscheme_act {activations!r} is not supported; "
             f"expected one of {', '.join(schemes)}"

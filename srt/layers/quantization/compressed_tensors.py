@@ -13,6 +13,8 @@ from typing import Any
 from srt.errors import UnsupportedConfigError
 from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig, read_block_size
 from srt.layers.quantization.skip_list import ModulePatterns, read_names
+from srt.model_loader.config_files import CONFIG_FILE
+from srt.model_loader.json_values import get_object
 
 # "naive-quantized" is what early versions called it.
 _FORMATS = ("float-quantized", "naive-quantized")
@@ -33,14 +35,15 @@ class CompressedTensorsConfig(Fp8CheckpointConfig):
     def from_config(cls, config: Mapping[str, Any]) -> CompressedTensorsConfig:
         for key in ("sparsity_config", "transform_config"):
             _refuse_transformed(config, key)
-        groups = config.get("config_groups")
-        if not isinstance(groups, Mapping) or not groups:
+        groups = get_object(config, "config_groups", CONFIG_FILE)
+        if not groups:
             raise UnsupportedConfigError(
-                f"compressed-tensors without config_groups is not supported; found {groups!r}"
+                "compressed-tensors without config_groups is not supported"
             )
         blocks: dict[tuple[int, int] | None, str] = {}
         targets: list[str] = []
-        for name, group in groups.items():
+        for name in groups:
+            group = get_object(groups, name, CONFIG_FILE)
             block = _read_group(name, group, config.get("format"))
             if block is not None:
                 blocks[block] = name
@@ -61,7 +64,7 @@ class CompressedTensorsConfig(Fp8CheckpointConfig):
 
 def _refuse_transformed(config: Mapping[str, Any], key: str) -> None:
     """Raises if weights are stored sparsely, or are to be multiplied by something first."""
-    value = config.get(key) or {}
+    value = get_object(config, key, CONFIG_FILE)
     if value.get("format", "dense") != "dense" or value.get("config_groups"):
         raise UnsupportedConfigError(
             f"compressed-tensors with a {key} is not supported; expected none, found {value!r}"
@@ -73,7 +76,7 @@ def _read_group(
 ) -> tuple[int, int] | None:
     """The block size of a group of FP8 weights; None if its scales are per tensor or channel."""
     fmt = group.get("format") or default_format
-    weights = group.get("weights") or {}
+    weights = get_object(group, "weights", CONFIG_FILE)
     found = (
         f"format {fmt}, {weights.get('num_bits')}-bit {weights.get('type')} weights, "
         f"strategy {weights.get('strategy')}, group_size {weights.get('group_size')}"
@@ -90,7 +93,7 @@ def _read_group(
             f"compressed-tensors group {name!r} ({found}) is not supported; expected static, "
             f"symmetric scales of the strategy {', '.join(_STRATEGIES)}"
         )
-    activations = group.get("input_activations")
+    activations = get_object(group, "input_activations", CONFIG_FILE)
     if activations and (activations.get("num_bits"), activations.get("type")) != (8, "float"):
         raise UnsupportedConfigError(
             f"compressed-tensors group {name!r} with {activations.get('num_bits')}-bit "

@@ -11,6 +11,8 @@ from typing import Any
 from srt.errors import UnsupportedConfigError
 from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig, read_block_size
 from srt.layers.quantization.skip_list import ModulePatterns, read_names
+from srt.model_loader.config_files import CONFIG_FILE
+from srt.model_loader.json_values import get_object
 
 # Algorithm -> the block that its scales are for; FP8_PB_WO has 128 x 128 unless it says so.
 _ALGORITHMS: Mapping[str, tuple[int, int] | None] = {
@@ -31,7 +33,7 @@ class ModelOptConfig(Fp8CheckpointConfig):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelOptConfig:
         # Some writers nest the content of hf_quant_config.json as it is.
-        config = config.get("quantization") or config
+        config = get_object(config, "quantization", CONFIG_FILE) or config
         algorithm = config.get("quant_algo")
         if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
             raise UnsupportedConfigError(

@@ -37,6 +37,7 @@ from srt.configs.model_config import ModelConfig
 from srt.model_loader.checkpoint import Checkpoint
 from srt.model_loader.loader import load_model
 from srt.model_loader.writer import CheckpointWriter, TensorSpec
+from srt.utils.openmp import limit_spinning
 from srt.utils.process_memory import peak_rss
 
 # The bounds that the project holds itself to.
@@ -145,7 +146,9 @@ TASKS: dict[str, Callable[[Path], float]] = {
 def run_task(task: str, path: Path) -> dict[str, float]:
     """Seconds and peak resident bytes of one task in a process of its own."""
     command = [sys.executable, __file__, "--task", task, "--model", str(path)]
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    environment = dict(os.environ)
+    limit_spinning(environment)  # as `srt` does
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     facts: dict[str, float] = json.loads(result.stdout)
     return facts
 

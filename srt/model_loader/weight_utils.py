@@ -5,8 +5,9 @@ from torch import Tensor
 import sgl_kernel
 from sgl_kernel.packing import BLOCK_N
 
-# Bytes packed at once: a chunk and its packed copy stay in the cache of a core.
-_CHUNK_BYTES = 1 << 20
+# Bytes packed at once: few enough for a chunk and its packed copy to stay in the last-level cache,
+# many enough for starting threads to cost nothing.
+_CHUNK_BYTES = 4 << 20
 
 
 def pack_weight_(weight: Tensor) -> Tensor:

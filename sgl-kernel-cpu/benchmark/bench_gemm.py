@@ -4,6 +4,7 @@
     python benchmark/bench_gemm.py --full --json out.json --plot out.png
     python benchmark/bench_gemm.py --isa avx2           # our tier and the peers lowered
     python benchmark/bench_gemm.py compare before.json after.json
+    python benchmark/bench_gemm.py markdown out.json    # tables for a document
 
 For every shape and M all methods are timed in turn, round after round, with samples of the
 machine's limits between, so that a change of its speed meets all of them. Weights rotate through
@@ -121,10 +122,28 @@ def compare_command(argv: list[str]) -> int:
         return 2
 
 
+def markdown_command(argv: list[str]) -> int:
+    """``markdown A.json``: the tables of docs/performance.md."""
+    parser = argparse.ArgumentParser(prog="bench_gemm.py markdown")
+    parser.add_argument("file")
+    args = parser.parse_args(argv)
+    from compare import ComparisonError, load
+    from markdown import markdown
+
+    try:
+        print(markdown(load(args.file)))
+    except ComparisonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def main(argv: list[str]) -> int:
     """Command line; returns the exit status."""
     if argv[:1] == ["compare"]:
         return compare_command(argv[1:])
+    if argv[:1] == ["markdown"]:
+        return markdown_command(argv[1:])
     args = parse_arguments(argv)
     restart_prepared(args.threads, args.isa, cap_peers=not args.uncapped_peers)
     # Only now: what the libraries read from the environment when they load has been set. NumPy

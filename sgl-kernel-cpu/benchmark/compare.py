@@ -12,14 +12,14 @@ _SAME = ("cpu_model", "tier", "threads")
 
 
 class ComparisonError(Exception):
-    """The files cannot be compared; the message says which file and why."""
+    """A file cannot be read or compared; the message says which and why."""
 
 
 def load(path: str) -> dict[str, Any]:
     """Read a file that ``--json`` wrote."""
     try:
         document: dict[str, Any] = json.loads(Path(path).read_text())
-        for section in ("machine", "results", "overhead"):
+        for section in ("machine", "limits", "results", "overhead"):
             document[section]
     except OSError as error:
         raise ComparisonError(f"{path}: {error.strerror}") from error

@@ -104,6 +104,13 @@ def test_compare_refuses_other_machines_and_other_files(
         assert message in done.stderr
 
 
+def test_markdown(run: tuple[str, Path]) -> None:
+    done = bench("markdown", str(run[1]))
+    assert done.returncode == 0, done.stderr
+    assert "SmolLM2-135M qkv: N=960, K=576" in done.stdout
+    assert done.stdout.count("\n| 5 |") == 6  # a row for M=5 in each shape's table
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

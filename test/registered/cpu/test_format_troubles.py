@@ -22,7 +22,7 @@ from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors
 
-register_cpu_ci(est_time=20, suite="per-commit")
+register_cpu_ci(est_time=12, suite="per-commit")
 
 Tensors = dict[str, Tensor]
 

@@ -32,7 +32,7 @@ from srt.test.tiny_llama import TINY_CONFIG, make_tensors, write_checkpoint
 from srt.test.tiny_models import ARCHITECTURES
 from srt.test.tiny_models import make_tensors as make_model_tensors
 
-register_cpu_ci(est_time=25, suite="per-commit")
+register_cpu_ci(est_time=18, suite="per-commit")
 
 # Blocks in both directions, ragged ones: q, k and v have 160, 32 and 32 rows, gate and up 200 each.
 CONFIG = TINY_CONFIG | {"hidden_size": 160, "num_attention_heads": 5}

@@ -14,7 +14,6 @@ from srt.layers.quantization.fp8 import Fp8Config
 from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
 from srt.layers.quantization.kv_scales import KVScales, find_kv_scales
-from srt.layers.quantization.modelopt import ModelOptConfig
 from srt.layers.quantization.unquant import UnquantizedLinearMethod
 from srt.model_loader.checkpoint import TensorMeta
 from srt.model_loader.config_files import read_config
@@ -164,30 +163,6 @@ def test_the_block_must_be_an_object() -> None:
         get_quantization_config({"quantization_config": "fp8"})
 
 
-@pytest.mark.parametrize(
-    "entry_prefix", ["", "model.", "language_model.model.", "model.language_model."]
-)
-@pytest.mark.parametrize(
-    "name_prefix", ["", "model.", "language_model.model.", "model.language_model."]
-)
-def test_skip_lists_match_under_any_wrapper(entry_prefix: str, name_prefix: str) -> None:
-    config = Fp8Config.from_config(
-        {"modules_to_not_convert": [f"{entry_prefix}layers.1.self_attn", f"{entry_prefix}lm_head"]}
-    )
-    assert config.is_ignored(f"{name_prefix}layers.1.self_attn.q_proj")
-    assert config.is_ignored(f"{name_prefix}lm_head")
-    assert not config.is_ignored(f"{name_prefix}layers.11.self_attn.q_proj")
-    assert not config.is_ignored(f"{name_prefix}layers.1.mlp.up_proj")
-
-
-def test_skip_entries_match_whole_components() -> None:
-    config = Fp8Config.from_config({"ignored_layers": ["mlp.gate", "down_proj", "lm_head.weight"]})
-    assert config.is_ignored("model.layers.0.mlp.gate")
-    assert not config.is_ignored("model.layers.0.mlp.gate_proj")
-    assert config.is_ignored("model.layers.7.mlp.down_proj")
-    assert config.is_ignored("lm_head")
-
-
 def test_method_of_a_layer() -> None:
     config = Fp8Config.from_config({"ignored_layers": ["model.layers.0.self_attn.q_proj"]})
     q, k = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
@@ -219,56 +194,6 @@ def test_kv_cache_scales(name: str, parts: str) -> None:
     meta = make_meta(name, "F32", ())
     expected = {7: KVScales(**dict.fromkeys(parts, meta))} if parts else {}
     assert find_kv_scales([meta]) == expected
-
-
-PREFIXES = ["", "model.", "language_model.model.", "model.language_model."]
-
-
-@pytest.mark.parametrize("entry_prefix", PREFIXES)
-@pytest.mark.parametrize("name_prefix", PREFIXES)
-@pytest.mark.parametrize(
-    ("entry", "matched"),
-    [
-        (r"re:{}layers\.1\.self_attn.*", ["layers.1.self_attn.q_proj"]),
-        ("re:.*self_attn.q_proj$", ["layers.1.self_attn.q_proj", "layers.2.self_attn.q_proj"]),
-        ("{}layers.1.self_attn.q_proj", ["layers.1.self_attn.q_proj"]),
-    ],
-)
-def test_expressions_of_compressed_tensors(
-    entry_prefix: str, name_prefix: str, entry: str, matched: list[str]
-) -> None:
-    entry = entry.format(entry_prefix.replace(".", r"\.") if "re:" in entry else entry_prefix)
-    config = CompressedTensorsConfig.from_config(compressed(ignore=[entry]))
-    for name in ("layers.1.self_attn.q_proj", "layers.2.self_attn.q_proj", "layers.1.mlp.up_proj"):
-        assert config.is_ignored(name_prefix + name) == (name in matched)
-
-
-@pytest.mark.parametrize("entry_prefix", PREFIXES)
-@pytest.mark.parametrize("name_prefix", PREFIXES)
-def test_wildcards_of_modelopt(entry_prefix: str, name_prefix: str) -> None:
-    names = [f"{entry_prefix}layers.1.self_attn*", "*lm_head", f"{entry_prefix}layers.*.mlp.gate"]
-    config = ModelOptConfig.from_config({"quant_algo": "FP8", "exclude_modules": names})
-    assert config.is_ignored(f"{name_prefix}layers.1.self_attn.q_proj")
-    assert config.is_ignored(f"{name_prefix}lm_head")
-    assert config.is_ignored(f"{name_prefix}layers.3.mlp.gate")
-    assert not config.is_ignored(f"{name_prefix}layers.3.mlp.gate_proj")
-    assert not config.is_ignored(f"{name_prefix}layers.11.self_attn.q_proj")
-
-
-@pytest.mark.parametrize(
-    ("targets", "ignored"),
-    [
-        (["Linear"], []),
-        (["re:.*mlp.*"], ["self_attn.q_proj"]),
-        (["model.layers.0.self_attn.q_proj"], ["mlp.up_proj"]),
-    ],
-)
-def test_targets_of_compressed_tensors(targets: list[str], ignored: list[str]) -> None:
-    block = compressed()
-    block["config_groups"]["group_0"]["targets"] = targets
-    config = CompressedTensorsConfig.from_config(block)
-    for name in ("self_attn.q_proj", "mlp.up_proj"):
-        assert config.is_ignored(f"model.layers.0.{name}") == (name in ignored)
 
 
 @pytest.mark.parametrize("listed", [False, True])

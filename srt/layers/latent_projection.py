@@ -58,7 +58,7 @@ class HeadwiseLinear(nn.Module):
     def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """`[T, H, K]`, of any floating-point dtype, to `[T, H, N]` of `dtype`."""
         if self.weight.dtype == torch.float32:
-            return torch.einsum("thk,hnk->thn", x, self.weight)
+            return torch.einsum("bhk,hnk->bhn", x, self.weight)
         if self.input_scale is not None:
             x = x * self.input_scale
         out_dtype = dtype if self.output_scale is None else torch.float32

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from srt.errors import CheckpointError
 from srt.model_loader.checkpoint import TensorMeta
+from srt.utils.huge_pages import HugePageArena
 
 # A shard's name within a merged layer; None is the whole parameter.
 ShardId = str | None
@@ -48,10 +49,10 @@ class ModelParameter(nn.Parameter):
             start += size
         return self
 
-    def materialize(self) -> "ModelParameter":
-        """The same parameter with memory of its own on the CPU, not yet initialised."""
+    def materialize(self, arena: HugePageArena) -> "ModelParameter":
+        """The same parameter with memory of its own from `arena`, not yet initialised."""
         sizes = {shard_id: rows.stop - rows.start for shard_id, rows in self.shards.items()}
-        return type(self)(torch.empty_like(self, device="cpu"), sizes, self.source_dtypes)
+        return type(self)(arena.empty(tuple(self.shape), self.dtype), sizes, self.source_dtypes)
 
     def shard_shape(self, shard_id: ShardId) -> tuple[int, ...]:
         """Shape of the tensor that fills the shard."""
@@ -163,9 +164,9 @@ class WeightScaleParameter(ModelParameter):
         self.weight_shape, self.source_block, self.row_block = weight_shape, source_block, row_block
         return self
 
-    def materialize(self) -> "WeightScaleParameter":
+    def materialize(self, arena: HugePageArena) -> "WeightScaleParameter":
         sizes = {shard_id: rows.stop - rows.start for shard_id, rows in self.shards.items()}
-        data = torch.empty_like(self, device="cpu")
+        data = arena.empty(tuple(self.shape), self.dtype)
         return WeightScaleParameter(
             self.weight_shape, sizes, self.source_block, self.row_block, data
         )

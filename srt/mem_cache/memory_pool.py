@@ -56,3 +56,8 @@ class TokenToKVPool:
     def get_kv_scales(self, layer_id: int) -> tuple[float, float]:
         """What a layer's keys and values are multiplied by when they are read."""
         return self._scales[layer_id]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory that one token takes over all layers."""
+        return self.layout.bytes_per_token(self.k_buffer[0].dtype.itemsize)

@@ -24,6 +24,7 @@ from srt.model_loader.checkpoint import Checkpoint, TensorMeta
 from srt.model_loader.mistral_form import to_hf_rows
 from srt.model_loader.weight_names import canonical_name, split_tensor_name
 from srt.models.registry import get_model_class
+from srt.utils.huge_pages import HugePageArena
 from srt.utils.progress import byte_bar
 
 if TYPE_CHECKING:
@@ -115,8 +116,9 @@ def _load_modules(
     total = sum(meta.nbytes for plan in plans for _, _, meta in plan.sources)
     with byte_bar(total, "Loading weights", enabled=progress) as bar, torch.no_grad():
         unreleased = 0
+        arena = HugePageArena()
         for plan in plans:
-            nbytes = _load_module(plan, checkpoint, config, record)
+            nbytes = _load_module(plan, checkpoint, config, record, arena)
             bar.update(nbytes)
             unreleased += nbytes
             if unreleased >= _RELEASE_BYTES:
@@ -220,11 +222,12 @@ def _load_module(
     checkpoint: Checkpoint,
     config: ModelConfig,
     record: Callable[[str, Tensor], None] | None,
+    arena: HugePageArena,
 ) -> int:
     """Fills and packs one module; returns the bytes read."""
     nbytes = 0
     loading = {
-        name: parameter.materialize()
+        name: parameter.materialize(arena)
         for name, parameter in plan.module.named_parameters(recurse=False)
         if isinstance(parameter, ModelParameter)
     }

@@ -110,7 +110,7 @@ class RadixAttention(nn.Module):
             return out
         torch.ops.sgl_kernel.fused_qk_norm_rope_store_cpu.default(qkv, *heads, k_scale, v_scale)
         q = qkv.narrow(1, 0, self.num_heads * self.head_dim).unflatten(1, (-1, self.head_dim))
-        q = q * query_scale.to(q.dtype)
+        q = (q * query_scale).to(q.dtype)
         requests = (batch.req_to_token, batch.req_pool_indices, batch.seq_lens, *_extend_of(batch))
         options = (self.scale, 0.0, self.sliding_window, None, k_scale, v_scale)
         return _attend(q, k_cache, v_cache, *requests, options).flatten(1)

@@ -82,6 +82,9 @@ AttentionArgs cache_args(const Checker& check, const Tensor& k_cache, const Tens
   }
   set_cache_side(check, k_cache, k_name, args.num_kv_heads, options.k_scale, "k_scale", &args.k);
   set_cache_side(check, v_cache, v_name, args.num_kv_heads, options.v_scale, "v_scale", &args.v);
+  if (!(options.logit_cap >= 0) || options.logit_cap * 0 != 0) {
+    check.fail("logit_cap", "a finite number above 0, or 0 for none", options.logit_cap);
+  }
   args.scale = static_cast<float>(options.sm_scale);
   args.logit_cap = static_cast<float>(options.logit_cap);
   args.sliding_window = options.sliding_window;

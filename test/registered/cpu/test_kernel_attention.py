@@ -420,6 +420,8 @@ def decode_call(**changes: object) -> None:
         ({"k_cache": torch.zeros(10, 2, 8, dtype=torch.int8)}, "k_cache: expected dtype"),
         ({"key": torch.zeros(2, 2, 8)}, "key, value, loc: expected all three or none"),
         ({"sinks": torch.zeros(3)}, "sinks: expected size 4"),
+        ({"logit_cap": -1.0}, "logit_cap: expected a finite number above 0, or 0 for none"),
+        ({"logit_cap": math.nan}, "logit_cap: expected a finite number above 0"),
         ({"k_scale": 0.0}, "k_scale: expected a finite number above 0"),
         ({"v_scale": math.nan}, "v_scale: expected a finite number above 0"),
         (

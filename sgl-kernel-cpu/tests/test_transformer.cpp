@@ -171,7 +171,7 @@ void check_heads(const std::string& tier, int64_t head_dim, int64_t rotary_dim, 
   for (int64_t t = 0; t < kTokens; ++t) {
     const float* cos = angles.data() + positions[t] * rotary_dim;
     for (int64_t h = 0; h < kHeads; ++h) {
-      std::vector<double> x(static_cast<size_t>(head_dim)), y, bound;
+      std::vector<double> x(static_cast<size_t>(head_dim));
       double squares = 0;
       for (int64_t i = 0; i < head_dim; ++i) {
         const double v = to_float(src[t * token_stride + h * head_dim + i]);
@@ -180,8 +180,7 @@ void check_heads(const std::string& tier, int64_t head_dim, int64_t rotary_dim, 
       }
       const double factor = 1 / std::sqrt(squares / static_cast<double>(head_dim) + 1e-6);
       for (int64_t i = 0; i < head_dim; ++i) x[static_cast<size_t>(i)] *= factor * weight[i];
-      y = x;
-      bound = x;
+      std::vector<double> y = x, bound = x;
       for (double& b : bound) b = std::fabs(b);
       for (int64_t i = 0; i < half; ++i) {
         const auto a = static_cast<size_t>(is_neox ? i : 2 * i);

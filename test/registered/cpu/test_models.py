@@ -28,7 +28,7 @@ from srt.test.model_cases import (
 )
 from srt.test.tiny_models import ARCHITECTURES, Session, make_tensors, reference_log_probs
 
-register_cpu_ci(est_time=30, suite="per-commit")
+register_cpu_ci(est_time=60, suite="per-commit")
 
 PAIRS = [(fmt, architecture) for fmt, names in PUBLISHED.items() for architecture in names]
 

@@ -28,8 +28,8 @@ def print_table(console: Console, facts: Mapping[str, Any], rows: Sequence[dict[
     )
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("contender", no_wrap=True)
-    for name in ("batch", "prompt", "new", "prefill", "", "decode", "", "of the bound"):
-        table.add_column(name, justify="right", style="dim" if not name else "")
+    for name in ("batch", "prompt", "new", "prefill", "", "decode", "", "of bound"):
+        table.add_column(name, justify="right", style="dim" if not name else "", no_wrap=True)
     for row in rows:
         bound = row.get("decode_bound")
         table.add_row(

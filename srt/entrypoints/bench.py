@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**facts, "results": rows}, indent=2))
     else:
-        print_table(Console(highlight=False), facts, rows)
+        # Wide enough for the table where there is no terminal that says how wide it is.
+        width = None if sys.stdout.isatty() else 120
+        print_table(Console(highlight=False, width=width), facts, rows)
     if args.plot is not None:
         plot(rows, str(args.model), args.plot)
     return 0

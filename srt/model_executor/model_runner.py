@@ -20,6 +20,7 @@ from srt.mem_cache.memory_pool import TokenToKVPool
 from srt.mem_cache.req_to_token_pool import ReqToTokenPool
 from srt.model_executor.cpu_graph_runner import CPUGraphRunner
 from srt.model_executor.decode_buffers import DecodeBuffers
+from srt.model_executor.fast_attributes import flatten_attributes
 from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from srt.model_loader.loader import load_model
 from srt.models.decoder import CausalLM
@@ -114,6 +115,8 @@ class ModelRunner:
             self.model.prepare_positions(1)
             self.graph_runner = CPUGraphRunner(self.model, self._buffers, sizes)
             self.graph_runner.capture(progress=progress)
+        else:
+            flatten_attributes(self.model)
 
     @torch.inference_mode()
     def extend(self, inputs: Sequence[ExtendInput]) -> Tensor:

@@ -36,7 +36,7 @@ def test_a_table(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(path) == 0
     out = capsys.readouterr().out
     assert "medians of 2 interleaved runs" in out
-    assert "bound" in out
+    assert "of bound" in out
     assert "srt tiny" in out
 
 

@@ -18,6 +18,7 @@ from srt.layers.layernorm import RMSNorm
 from srt.layers.rotary_embedding import get_rope
 from srt.layers.vocab_embedding import LMHead, TiedLMHead, VocabEmbedding
 from srt.mem_cache.memory_pool import TokenToKVPool
+from srt.model_executor.fast_attributes import flatten_attributes
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=6, suite="per-commit")
@@ -216,3 +217,19 @@ def test_pool_of_latent_attention_holds_keys_only() -> None:
     keys, values = TokenToKVPool(10, layout, torch.bfloat16).get_kv_buffer(1)
     assert keys.shape == (11, 1, 576)
     assert values is None
+
+
+def test_flattened_attributes_are_found_at_once_and_can_be_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).eval()
+    x = randn(4, 3, dtype=torch.float32)
+    expected = model(x)
+    flatten_attributes(model)
+    with monkeypatch.context() as patched:
+        patched.delattr(torch.nn.Module, "__getattr__")
+        assert torch.equal(model(x), expected)
+    weight = torch.nn.Parameter(torch.zeros(2, 3))
+    model[0].weight = weight
+    assert model[0].weight is weight
+    assert not torch.equal(model(x), expected)

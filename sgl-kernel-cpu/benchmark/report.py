@@ -151,21 +151,24 @@ def plot_efficiency(results: Sequence[Result], title: str, path: str) -> None:
                 [r.m for r in points],
                 [r.efficiency for r in points],
                 marker="o" if points[0].ours else ".",
-                linewidth=1.6 if points[0].ours else 0.8,
+                linewidth=1.6 if points[0].ours else 1.0,
                 linestyle="-" if points[0].ours else "--",
                 label=name,
             )
         axis.axhline(1.0, color="black", linewidth=0.8)
+        rows = sorted({r.m for r in found})
         axis.set_xscale("log", base=2)
-        axis.set_ylim(0, 1.15)
+        axis.set_xticks(rows, [str(m) for m in rows])
+        axis.set_ylim(0, 1.2)
         axis.set_title(f"{shape}: N={found[0].n} K={found[0].k}", fontsize=9)
         axis.set_xlabel("M")
         axis.set_ylabel("share of the roofline")
         axis.grid(alpha=0.3)
     for axis in axes.flat[len(shapes) :]:
         axis.set_visible(False)
-    axes.flat[0].legend(fontsize=6, ncols=2)
     figure.suptitle(title, fontsize=9)
     figure.tight_layout()
-    figure.savefig(path, dpi=80)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=80, bbox_inches="tight")
     pyplot.close(figure)

@@ -109,7 +109,9 @@ def disassemble(binary: Path, objdump: str) -> dict[int, Instruction]:
     code = {}
     for line in listing.splitlines():
         if match := re.match(r"\s*([0-9a-f]+):\t(\S+)\s*(.*)", line):
-            operands = re.sub(r"\s*(#|//|<).*", "", match[3])
+            operands = re.sub(r"\s*(# |//|<).*", "", match[3])
+            if match[2] == "adrp":  # an address without a mark is no operand for an assembler
+                operands = operands.split(",")[0] + ", 0"
             code[int(match[1], 16)] = Instruction(match[2], operands)
     return code
 
@@ -185,22 +187,13 @@ class Tracer:
         """Of [m, k] times [n, k]."""
         return _steady(self._counts(m, n, k), self.code, m, n, k)
 
-    def large_steady_state(self, m: int, n: int, k: int, times_m: int, times_n: int) -> Steady:
-        """Of ``times_m`` m rows and ``times_n`` n columns, without the wait.
-
-        Each count is linear in either: rows that share a panel, columns that share what was made of
-        the rows. Traces at m and 2 m, n and 2 n give the slopes.
-        """
-        corner = self._counts(m, n, k)
-        wide, tall = self._counts(m, 2 * n, k), self._counts(2 * m, n, k)
-        both = self._counts(2 * m, 2 * n, k)
+    def wide_steady_state(self, m: int, n: int, k: int, times: int) -> Steady:
+        """Of ``times`` n columns, without the wait: each count is linear in them."""
+        narrow, wide = self._counts(m, n, k), self._counts(m, 2 * n, k)
         counts: Counter[int] = Counter()
-        up, right = times_m - 1, times_n - 1
-        for pc in corner.keys() | wide.keys() | tall.keys() | both.keys():
-            here, by_n, by_m = corner[pc], wide[pc] - corner[pc], tall[pc] - corner[pc]
-            cross = both[pc] - wide[pc] - tall[pc] + here
-            counts[pc] = here + up * by_m + right * by_n + up * right * cross
-        return _steady(counts, self.code, times_m * m, times_n * n, k)
+        for pc in narrow.keys() | wide.keys():
+            counts[pc] = narrow[pc] + (times - 1) * (wide[pc] - narrow[pc])
+        return _steady(counts, self.code, m, times * n, k)
 
 
 def _steady(counts: Counter[int], code: dict[int, Instruction], m: int, n: int, k: int) -> Steady:

@@ -1,32 +1,31 @@
 // How a tier multiplies: the dot policies of the GEMM family.
 //
-// A step multiplies one 32-bit element of mat1 (an f32, or a bf16 pair) with one vector of 32-bit
-// weight elements. A policy says how weights and mat1 become such elements and in which order one
-// output element is summed:
+// A policy says how weights and mat1 become vectors, what one step (one k pair) computes, and in
+// which order the products of one output element are summed:
 //
-//   DotF32        one chain of f32 fused multiply-adds over k; products are exact, so the tiers
-//   that
-//                 use it agree bit for bit
-//   DotBf16       VDPBF16PS, BFDOT: a chain of bf16 pair dot products
-//   DotTile       TDPBF16PS (AMX): 32 k at a time, two f32 chains (even k, odd k) that start at
-//   zero,
-//                 their sum added to the total
+//   DotF32        even and odd k in two chains of f32 fused multiply-adds, side by side in adjacent
+//                 lanes; products are exact, so the tiers that use it agree bit for bit
+//   DotBf16       VDPBF16PS, BFDOT: one chain of bf16 pair dot products
+//   DotTile       TDPBF16PS (AMX): even and odd k in two f32 chains, 32 k at a time
 //   DotTileOrder  the same order in AVX-512 f32 FMA, for few rows, where a tile would be mostly
-//   empty
+//                 empty
 //
-// DotTile and DotTileOrder give the same bits: products are exact, and both flush subnormals (AMX
-// always does). So a row does not change when the batch grows past kTinyRows.
+// Chains start at +0 every kFlushPairs pairs, and their sum is then added to a total. DotTile and
+// DotTileOrder give the same bits: products are exact, and both flush subnormals (AMX always does).
+// So a row does not change when the batch grows past kTinyRows.
+//
+// AMX knows bf16 only. An fp16 value is exactly the sum of two bf16 values, so on that tier fp16
+// rows are multiplied as two planes, high parts and low parts, added to the total in that order.
 #pragma once
 
 #include <type_traits>
 
 #include "gemm.h"
 #include "vec.h"
+#include "weight_words.h"
 
 namespace sgl_kernel {
 namespace SGL_TIER {
-
-constexpr int kGroupCols = kGroupVecs * kLanes;
 
 // Tiers without tiles have no tile state.
 struct NoTileState {
@@ -34,45 +33,57 @@ struct NoTileState {
 };
 
 struct DotF32 {
-  static constexpr int kStepsPerPair = 2;
-  static constexpr int64_t kFlushPairs = int64_t{1} << 40;  // never
-  static constexpr int64_t kPadK = 2;
+  static constexpr int kFloatsPerPair = 2;         // 32-bit elements of mat1 in one k pair
+  static constexpr int kVecs = 64 / kLanes;        // vectors of one k pair of 32 columns
+  static constexpr int kVecsPerFold = 2;           // vectors that fold into one of columns
+  static constexpr int kPlanes = 1;                // rows that one row of mat1 becomes
+  static constexpr int64_t kFlushPairs = kBlockK / 2;
+  static constexpr int64_t kPadPairs = 1;  // pairs of mat1 and of a panel come in multiples
   static constexpr int64_t kPadRows = 1;
   static constexpr bool kTiles = false;
   static constexpr bool kFlushSubnormals = false;
+  static constexpr bool kWords = true;  // takes e4m3 weights as words, scaled by 1 / kWordScale
   using TileState = NoTileState;
 
-  template <typename packed_t>
-  SGL_INLINE void decode_group(const packed_t* p, Vec (*steps)[kGroupVecs]) {
-    decode_pairs(p, steps[0], steps[1]);
+  SGL_INLINE Vec load_pair(const float* a) { return set_pair(a); }
+  template <typename word_t>
+  SGL_INLINE void load_weights(const word_t* words, Vec* weights) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVecs; ++i) weights[i] = load_act(words + i * kLanes);
   }
   SGL_INLINE Vec dot(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+  SGL_INLINE Vec fold(const Vec* chains) { return fold_pairs(chains[0], chains[1]); }
 
-  struct Sum {
-    Vec chain;
-    SGL_MEMBER void start() { chain = zero(); }
-    SGL_MEMBER void step(int, Vec a, Vec b) { chain = fma(a, b, chain); }
-    SGL_MEMBER void flush() {}
-    SGL_MEMBER Vec value() const { return chain; }
-  };
-
-  // k elements of a row of mat1 as f32, then zeros up to padded_k.
+  // k elements of a row of mat1 as f32 times `scale`, then zeros up to padded_k.
   template <typename scalar_t>
-  SGL_INLINE void convert_row(const scalar_t* src, int64_t k, int64_t padded_k, float* dst) {
+  SGL_INLINE void convert_row(const scalar_t* src, int64_t k, int64_t padded_k, float scale,
+                              float* dst, int64_t) {
     int64_t i = 0;
-    for (; i + kLanes <= k; i += kLanes) store(dst + i, load_act(src + i));
-    for (; i < k; ++i) dst[i] = to_float(src[i]);
+    for (; i + kLanes <= k; i += kLanes) store(dst + i, mul(load_act(src + i), set1(scale)));
+    for (; i < k; ++i) dst[i] = to_float(src[i]) * scale;
     for (; i < padded_k; ++i) dst[i] = 0.f;
   }
 };
 
 #if defined(SGL_HAS_BF16_DOT) || defined(SGL_TIER_AMX)
-// k elements of a row of mat1 as they are, then zeros up to padded_k.
-SGL_INLINE void copy_bf16_row(const bf16_t* src, int64_t k, int64_t padded_k, float* dst) {
-  bf16_t* row = reinterpret_cast<bf16_t*>(dst);
-  memcpy(row, src, k * sizeof(bf16_t));
-  memset(static_cast<void*>(row + k), 0, (padded_k - k) * sizeof(bf16_t));
-}
+// Weights and mat1 as bf16 pairs, one 32-bit element a pair.
+struct Bf16Pairs {
+  static constexpr int kFloatsPerPair = 1;
+  static constexpr int kVecs = kPairVecs;
+  static constexpr bool kWords = false;
+
+  template <typename packed_t>
+  SGL_INLINE void load_weights(const packed_t* packed, Vec* weights) {
+    load_pairs(packed, weights);
+  }
+  // k elements of a row as they are, then zeros up to padded_k.
+  SGL_INLINE void convert_row(const bf16_t* src, int64_t k, int64_t padded_k, float, float* dst,
+                              int64_t) {
+    bf16_t* row = reinterpret_cast<bf16_t*>(dst);
+    memcpy(row, src, k * sizeof(bf16_t));
+    memset(static_cast<void*>(row + k), 0, (padded_k - k) * sizeof(bf16_t));
+  }
+};
 #endif
 
 #if defined(SGL_TIER_AMX)
@@ -80,28 +91,25 @@ SGL_INLINE void copy_bf16_row(const bf16_t* src, int64_t k, int64_t padded_k, fl
 #include "tile_amx.inc"
 
 template <typename scalar_t>
-using DotFor = std::conditional_t<std::is_same<scalar_t, bf16_t>::value, DotTile, DotF32>;
+using DotFor = DotTile<scalar_t>;
 template <typename scalar_t>
-using TinyDotFor = std::conditional_t<std::is_same<scalar_t, bf16_t>::value, DotTileOrder, DotF32>;
+using TinyDotFor = DotTileOrder<scalar_t>;
 
 #elif defined(SGL_HAS_BF16_DOT)
 
-struct DotBf16 : DotF32 {
-  static constexpr int kStepsPerPair = 1;
+struct DotBf16 : Bf16Pairs {
+  static constexpr int kVecsPerFold = 1;
+  static constexpr int kPlanes = 1;
+  static constexpr int64_t kFlushPairs = kBlockK / 2;
+  static constexpr int64_t kPadPairs = 1;
+  static constexpr int64_t kPadRows = 1;
+  static constexpr bool kTiles = false;
+  static constexpr bool kFlushSubnormals = false;
+  using TileState = NoTileState;
 
-  template <typename packed_t>
-  SGL_INLINE void decode_group(const packed_t* p, Vec (*steps)[kGroupVecs]) {
-    decode_pairs_bf16(p, steps[0]);
-  }
+  SGL_INLINE Vec load_pair(const float* a) { return set1(*a); }
   SGL_INLINE Vec dot(Vec a, Vec b, Vec c) { return dot_bf16(a, b, c); }
-
-  struct Sum : DotF32::Sum {
-    SGL_MEMBER void step(int, Vec a, Vec b) { chain = dot_bf16(a, b, chain); }
-  };
-
-  SGL_INLINE void convert_row(const bf16_t* src, int64_t k, int64_t padded_k, float* dst) {
-    copy_bf16_row(src, k, padded_k, dst);
-  }
+  SGL_INLINE Vec fold(const Vec* chain) { return chain[0]; }
 };
 template <typename scalar_t>
 using DotFor = std::conditional_t<std::is_same<scalar_t, bf16_t>::value, DotBf16, DotF32>;
@@ -117,9 +125,10 @@ using TinyDotFor = DotF32;
 
 #endif
 
-// multiply_panel instantiates this name on every tier; only tile tiers call it.
+// brgemm.h instantiates this name on every tier; only tile tiers call it.
 #if !defined(SGL_TIER_AMX)
-void multiply_tiles(const float* a, int64_t a_stride, const float* panel, int64_t steps,
+template <int PLANES>
+void multiply_tiles(const float* a, int64_t a_stride, const float* panel, int64_t pairs,
                     int64_t rows, bool start, float* sums);
 #endif
 

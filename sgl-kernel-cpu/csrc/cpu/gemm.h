@@ -57,7 +57,7 @@ struct TaskRange {
 constexpr int64_t kTinyRows = 4;
 constexpr int64_t kBlockM =
     96;  // rows that share one decoded panel: a multiple of every tile height
-constexpr int64_t kBlockK = 512;      // a panel is 512 x 32 x 4 B = 64 KiB and stays in L2
+constexpr int64_t kBlockK = 256;      // a panel is 256 x 32 x 4 B = 32 KiB, a part of it fits in L1
 constexpr int64_t kChunkBlocks = 16;  // column blocks that share one converted block of mat1
 
 SGL_INLINE int64_t row_block_count(int64_t M) {
@@ -78,12 +78,21 @@ SGL_INLINE int64_t segment_length(const GemmArgs& args) {
   return args.scales == nullptr ? args.K : min_i64(args.block_k, args.K);
 }
 
+// Floats that one segment of a row takes in the tiny path: whole blocks of 32 elements.
+SGL_INLINE int64_t tiny_segment_floats(int64_t segment) {
+  return round_up(segment, 32);
+}
+
 SGL_INLINE int64_t gemm_scratch_bytes(const GemmArgs& args) {
   const int64_t element = args.mat2_type == WeightType::e4m3 ? 1 : 2;
   if (args.M <= kTinyRows) {
+    constexpr int64_t kPlanes = 2;  // of the tier that needs most
     const int64_t segment = segment_length(args);
-    const int64_t padded_k = div_up(args.K, segment) * round_up(segment, 2);
-    return round_up(args.M * padded_k * 4, 64) + round_up(kBlockN * padded_k * element, 64);
+    const int64_t segments = div_up(args.K, segment);
+    const int64_t rows = args.M * kPlanes * segments * tiny_segment_floats(segment) * 4;
+    const int64_t factors = args.M * segments * div_up(segment, kBlockK) * 4;
+    const int64_t gathered = segments * round_up(segment, 2) * kBlockN * element;
+    return round_up(rows, 64) + round_up(factors, 64) + round_up(gathered, 64);
   }
   const int64_t rows = kBlockM * kBlockK * 4;
   const int64_t panel = kBlockN * kBlockK * 4;

@@ -9,6 +9,7 @@
 
 #include "dispatch.h"
 #include "gemm.h"
+#include "huge_pages.h"
 #include "torch_checks.h"
 
 namespace sgl_kernel {
@@ -283,6 +284,8 @@ Tensor convert_weight_packed(const Tensor& weight) {
   const int64_t blocks = div_up(N, kBlockN);
   const char* src = static_cast<const char*>(source.const_data_ptr());
   char* dst = static_cast<char*>(packed.mutable_data_ptr());
+  // First touched below, by the threads that will read the same blocks in the ops.
+  advise_huge_pages(dst, static_cast<size_t>(batch * N * K * element));
   const int64_t grain = max_i64(1, kMinWorkPerThread / (kBlockN * K));
   torch::stable::parallel_for(0, batch * blocks, grain, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {

@@ -3,13 +3,13 @@
 // A tier header defines, inside namespace sgl_kernel::SGL_TIER and with internal linkage:
 //   Vec, kLanes                 f32 vector and its width
 //   kMicroRows, kMicroVecs      the register tile of the panel kernel (rows x vectors)
-//   kGroupVecs                  vectors per decode step: a step covers kGroupVecs * kLanes columns
 //   zero, set1, load, store, add, mul, fma
-//   load_act(const bf16_t* | const fp16_t*)   kLanes activations as f32
+//   set_pair, fold_pairs        a k pair in adjacent lanes, and the sums of adjacent lanes
+//   load_act(const bf16_t* | const fp16_t*)   kLanes activations, or weight words, as f32
 //   store_out(float* | bf16_t* | fp16_t*, Vec) one rounding, to nearest even
-//   decode_pairs(const packed_t*, Vec* even, Vec* odd)  one k pair of a group, exact, as f32
-//   decode_pairs_bf16           the same as bf16 pairs; where dot.h uses it
+//   Word, kWordScale, codes_to_words, NanWatch   e4m3 weights as 16-bit words that load_act widens
 //   SGL_HAS_BF16_DOT, dot_bf16  the bf16 pair dot product, where there is one
+//   load_pairs, kPairVecs       weights as bf16 pairs, exact; where dot.h uses them
 #pragma once
 
 #if !defined(SGL_TIER)

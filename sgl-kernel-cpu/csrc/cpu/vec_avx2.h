@@ -3,7 +3,6 @@
 
 #include <immintrin.h>
 
-#include "e4m3_tables.h"
 #include "types.h"
 
 namespace sgl_kernel {
@@ -15,7 +14,6 @@ constexpr int kLanes = 8;
 // chains cover the 4-cycle latency of two FMA units.
 constexpr int kMicroRows = 6;
 constexpr int kMicroVecs = 2;
-constexpr int kGroupVecs = 2;
 
 SGL_INLINE Vec zero() {
   return _mm256_setzero_ps();
@@ -70,56 +68,53 @@ SGL_INLINE void store_out(fp16_t* p, Vec v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// A register of k pairs as bf16: the even k is the low half of each 32-bit lane, the odd k the high
-// half.
-SGL_INLINE Vec even_half(__m256i pairs) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+// Adjacent lanes, a[0] a[1] a[0] a[1] ...: one k pair of mat1.
+SGL_INLINE Vec set_pair(const float* a) {
+  double pair;
+  memcpy(&pair, a, sizeof(pair));
+  return _mm256_castpd_ps(_mm256_set1_pd(pair));
 }
-SGL_INLINE Vec odd_half(__m256i pairs) {
-  return _mm256_castsi256_ps(
-      _mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+// Sums of adjacent lanes, in order.
+SGL_INLINE Vec fold_pairs(Vec low, Vec high) {
+  const __m256d sums = _mm256_castps_pd(_mm256_hadd_ps(low, high));
+  return _mm256_castpd_ps(_mm256_permute4x64_pd(sums, 0xD8));
 }
 
-SGL_INLINE void decode_pairs(const bf16_t* p, Vec* even, Vec* odd) {
-  for (int i = 0; i < kGroupVecs; ++i) {
-    const __m256i pairs = load32(p + 16 * i);
-    even[i] = even_half(pairs);
-    odd[i] = odd_half(pairs);
+// e4m3 s.eeee.mmm with its fields moved to where fp16 has them is the weight times 2^-8, subnormals
+// included; only NaN comes out wrong, as 480 * 2^-8. VCVTPH2PS, which widens the words, knows no
+// DAZ.
+using Word = fp16_t;
+constexpr float kWordScale = 256.f;
+
+// 64 codes to words.
+SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
+  const __m256i fields = _mm256_set1_epi16(static_cast<short>(0xBF80));
+  for (int i = 0; i < 64; i += 16) {
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load16(codes + i)), 7);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(words + i), _mm256_and_si256(shifted, fields));
   }
 }
 
-SGL_INLINE __m256i nibble_table(const uint8_t* table) {
-  return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
-}
+// Remembers whether one of the codes it has seen is NaN (0x7F or 0xFF).
+class NanWatch {
+ public:
+  SGL_MEMBER void see(const e4m3_t* codes) {
+    for (int i = 0; i < 64; i += 32) {
+      const __m256i c = load32(codes + i);
+      signed_max_ = _mm256_max_epi8(signed_max_, c);
+      unsigned_max_ = _mm256_max_epu8(unsigned_max_, c);
+    }
+  }
+  SGL_MEMBER bool seen() const {
+    const __m256i positive = _mm256_cmpeq_epi8(signed_max_, _mm256_set1_epi8(0x7F));
+    const __m256i negative = _mm256_cmpeq_epi8(unsigned_max_, _mm256_set1_epi8(-1));
+    return _mm256_movemask_epi8(_mm256_or_si256(positive, negative)) != 0;
+  }
 
-// 32 codes (16 columns x 2 k) to bf16 by nibble lookups: exact for every code, and no float
-// instruction that FTZ or DAZ could touch.
-SGL_INLINE void decode_pairs(const e4m3_t* p, Vec* even, Vec* odd) {
-  // The unpacks below work inside 128-bit lanes; swapping the middle quarters first keeps column
-  // order.
-  const __m256i codes = _mm256_permute4x64_epi64(load32(p), 0xD8);
-  const __m256i magnitude_mask = _mm256_set1_epi8(0x7F);
-  const __m256i magnitude = _mm256_and_si256(codes, magnitude_mask);
-  const __m256i high_nibble = _mm256_and_si256(_mm256_srli_epi16(codes, 4), _mm256_set1_epi8(0x0F));
-  // The shuffle reads the low nibble of its index, and gives 0 where the top bit is set: with 0x70
-  // added that is wherever eee != 0.
-  const __m256i tiny_index = _mm256_add_epi8(magnitude, _mm256_set1_epi8(0x70));
-  const __m256i nan = _mm256_cmpeq_epi8(magnitude, magnitude_mask);
-
-  __m256i high = _mm256_shuffle_epi8(nibble_table(kHighByHighNibble), high_nibble);
-  high = _mm256_or_si256(high, _mm256_shuffle_epi8(nibble_table(kHighByLowNibble), tiny_index));
-  high = _mm256_or_si256(high, nan);
-  const __m256i low =
-      _mm256_xor_si256(_mm256_shuffle_epi8(nibble_table(kLowByLowNibble), magnitude),
-                       _mm256_shuffle_epi8(nibble_table(kLowFixByLowNibble), tiny_index));
-
-  const __m256i first = _mm256_unpacklo_epi8(low, high);
-  const __m256i second = _mm256_unpackhi_epi8(low, high);
-  even[0] = even_half(first);
-  odd[0] = odd_half(first);
-  even[1] = even_half(second);
-  odd[1] = odd_half(second);
-}
+ private:
+  __m256i signed_max_ = _mm256_set1_epi8(-128);
+  __m256i unsigned_max_ = _mm256_setzero_si256();
+};
 
 }  // namespace SGL_TIER
 }  // namespace sgl_kernel

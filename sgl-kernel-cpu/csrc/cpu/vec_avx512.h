@@ -15,11 +15,6 @@ constexpr int kLanes = 16;
 // 12 x 2 accumulators + 2 weight vectors, activations broadcast from memory: 26 of 32 registers.
 constexpr int kMicroRows = 12;
 constexpr int kMicroVecs = 2;
-#if defined(SGL_TIER_AMX)
-constexpr int kGroupVecs = 2;
-#else
-constexpr int kGroupVecs = 1;
-#endif
 
 SGL_INLINE Vec zero() {
   return _mm512_setzero_ps();
@@ -71,75 +66,106 @@ SGL_INLINE void store_out(fp16_t* p, Vec v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// k pairs of kGroupVecs x 16 columns as bf16; the even k is the low half of each 32-bit lane.
-SGL_INLINE void pairs_of(const bf16_t* p, __m512i* pairs) {
-  for (int i = 0; i < kGroupVecs; ++i) pairs[i] = _mm512_loadu_si512(p + 32 * i);
+// Adjacent lanes, a[0] a[1] a[0] a[1] ...: one k pair of mat1.
+SGL_INLINE Vec set_pair(const float* a) {
+  double pair;
+  memcpy(&pair, a, sizeof(pair));
+  return _mm512_castpd_ps(_mm512_set1_pd(pair));
+}
+// Sums of adjacent lanes, in order.
+SGL_INLINE Vec fold_pairs(Vec low, Vec high) {
+  const __m512i even =
+      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  return _mm512_add_ps(_mm512_permutex2var_ps(low, even, high),
+                       _mm512_permutex2var_ps(low, odd, high));
 }
 
-#if defined(SGL_TIER_AMX)
+// As on AVX2: e4m3 fields where fp16 has them, the weight times 2^-8.
+using Word = fp16_t;
+constexpr float kWordScale = 256.f;
 
-SGL_INLINE __m512i byte_table(const uint8_t* table) {
-  return _mm512_load_si512(table);
-}
-
-// 64 codes (32 columns x 2 k) to bf16: two 128-entry byte lookups give the magnitude, the code
-// gives the sign. Exact for every code and independent of FTZ and DAZ.
-SGL_INLINE void pairs_of(const e4m3_t* p, __m512i* pairs) {
-  // The unpacks below work inside 128-bit lanes; this order of quarters makes their results
-  // consecutive columns.
-  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m512i codes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(p));
-  const __m512i low = _mm512_permutex2var_epi8(byte_table(kMagnitudeBytes.low), codes,
-                                               byte_table(kMagnitudeBytes.low + 64));
-  const __m512i magnitude = _mm512_permutex2var_epi8(byte_table(kMagnitudeBytes.high), codes,
-                                                     byte_table(kMagnitudeBytes.high + 64));
-  // magnitude | (codes & 0x80)
-  const __m512i high =
-      _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
-  pairs[0] = _mm512_unpacklo_epi8(low, high);
-  pairs[1] = _mm512_unpackhi_epi8(low, high);
-}
-
-#else
-
-// 32 codes (16 columns x 2 k) to bf16 in 16-bit lanes: normals by shift and add, subnormals by a
-// table in a register, NaN by a mask. Exact for every code and independent of FTZ and DAZ.
-SGL_INLINE void pairs_of(const e4m3_t* p, __m512i* pairs) {
-  const __m512i codes = _mm512_cvtepu8_epi16(load32(p));
-  const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi16(0x7F));
-  const __m512i subnormals = _mm512_castsi128_si512(
-      _mm_setr_epi16(0x0000, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60));
-  __m512i bits = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(0x3C00));
-  bits = _mm512_mask_permutexvar_epi16(
-      bits, _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8)), magnitude, subnormals);
-  bits = _mm512_mask_mov_epi16(bits, _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7F)),
-                               _mm512_set1_epi16(0x7FF0));
-  // bits | ((codes << 8) & 0x8000)
-  pairs[0] = _mm512_ternarylogic_epi32(bits, _mm512_slli_epi16(codes, 8),
-                                       _mm512_set1_epi16(static_cast<short>(0x8000)), 0xF8);
-}
-
-#endif
-
-template <typename packed_t>
-SGL_INLINE void decode_pairs(const packed_t* p, Vec* even, Vec* odd) {
-  __m512i pairs[kGroupVecs];
-  pairs_of(p, pairs);
-  for (int i = 0; i < kGroupVecs; ++i) {
-    even[i] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[i], 16));
-    odd[i] = _mm512_castsi512_ps(
-        _mm512_and_si512(pairs[i], _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+// 64 codes to words.
+SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
+  const __m512i fields = _mm512_set1_epi16(static_cast<short>(0xBF80));
+  for (int i = 0; i < 64; i += 32) {
+    const __m512i shifted = _mm512_slli_epi16(_mm512_cvtepi8_epi16(load32(codes + i)), 7);
+    _mm512_store_si512(words + i, _mm512_and_si512(shifted, fields));
   }
 }
 
-// The same as bf16 pairs: a Vec here carries 16 of them, moved as bits.
-template <typename packed_t>
-SGL_INLINE void decode_pairs_bf16(const packed_t* p, Vec* out) {
-  __m512i pairs[kGroupVecs];
-  pairs_of(p, pairs);
-  for (int i = 0; i < kGroupVecs; ++i) out[i] = _mm512_castsi512_ps(pairs[i]);
+// Remembers whether one of the codes it has seen is NaN (0x7F or 0xFF).
+class NanWatch {
+ public:
+  SGL_MEMBER void see(const e4m3_t* codes) {
+    const __m512i c = _mm512_loadu_si512(codes);
+    signed_max_ = _mm512_max_epi8(signed_max_, c);
+    unsigned_max_ = _mm512_max_epu8(unsigned_max_, c);
+  }
+  SGL_MEMBER bool seen() const {
+    return (_mm512_cmpeq_epi8_mask(signed_max_, _mm512_set1_epi8(0x7F)) |
+            _mm512_cmpeq_epi8_mask(unsigned_max_, _mm512_set1_epi8(-1))) != 0;
+  }
+
+ private:
+  __m512i signed_max_ = _mm512_set1_epi8(-128);
+  __m512i unsigned_max_ = _mm512_setzero_si512();
+};
+
+#if defined(SGL_TIER_AVX512_BF16) || defined(SGL_TIER_AMX)
+// A k pair of 32 columns as bf16 pairs, the even k in the low half of each 32-bit lane. A Vec here
+// carries 16 of them, moved as bits.
+constexpr int kPairVecs = 2;
+
+SGL_INLINE void load_pairs(const bf16_t* weights, Vec* pairs) {
+  for (int i = 0; i < kPairVecs; ++i) pairs[i] = load(reinterpret_cast<const float*>(weights) + 16 * i);
+}
+#endif
+
+#if defined(SGL_TIER_AMX)
+
+// By two 128-entry byte lookups (VBMI) for the magnitude; the code gives the sign. Exact for every
+// code and independent of FTZ and DAZ.
+SGL_INLINE void load_pairs(const e4m3_t* codes, Vec* pairs) {
+  const auto table = [](const uint8_t* bytes) { return _mm512_load_si512(bytes); };
+  // The unpacks below work inside 128-bit lanes; this order of quarters makes their results
+  // consecutive columns.
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m512i c = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(codes));
+  const __m512i low = _mm512_permutex2var_epi8(table(kMagnitudeBytes.low), c,
+                                               table(kMagnitudeBytes.low + 64));
+  const __m512i magnitude = _mm512_permutex2var_epi8(table(kMagnitudeBytes.high), c,
+                                                     table(kMagnitudeBytes.high + 64));
+  // magnitude | (c & 0x80)
+  const __m512i high =
+      _mm512_ternarylogic_epi32(magnitude, c, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
+  pairs[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi8(low, high));
+  pairs[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi8(low, high));
 }
 
+#elif defined(SGL_TIER_AVX512_BF16)
+
+// In 16-bit lanes: normals by shift and add, subnormals by a table in a register, NaN by a mask.
+// Exact for every code and independent of FTZ and DAZ.
+SGL_INLINE void load_pairs(const e4m3_t* codes, Vec* pairs) {
+  const __m512i subnormals = _mm512_castsi128_si512(
+      _mm_setr_epi16(0x0000, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60));
+  for (int i = 0; i < kPairVecs; ++i) {
+    const __m512i c = _mm512_cvtepu8_epi16(load32(codes + 32 * i));
+    const __m512i magnitude = _mm512_and_si512(c, _mm512_set1_epi16(0x7F));
+    __m512i bits = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(0x3C00));
+    bits = _mm512_mask_permutexvar_epi16(
+        bits, _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8)), magnitude, subnormals);
+    bits = _mm512_mask_mov_epi16(bits, _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7F)),
+                                 _mm512_set1_epi16(0x7FF0));
+    // bits | ((c << 8) & 0x8000)
+    pairs[i] = _mm512_castsi512_ps(
+        _mm512_ternarylogic_epi32(bits, _mm512_slli_epi16(c, 8),
+                                  _mm512_set1_epi16(static_cast<short>(0x8000)), 0xF8));
+  }
+}
+
+#endif
 #if defined(SGL_TIER_AVX512_BF16)
 #define SGL_HAS_BF16_DOT
 SGL_INLINE Vec dot_bf16(Vec a, Vec b, Vec c) {

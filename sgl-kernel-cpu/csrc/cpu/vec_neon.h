@@ -15,7 +15,6 @@ constexpr int kLanes = 4;
 // 6 x 4 accumulators + 4 weight vectors + 1 broadcast = 29 of 32 registers.
 constexpr int kMicroRows = 6;
 constexpr int kMicroVecs = 4;
-constexpr int kGroupVecs = 2;
 
 SGL_INLINE Vec zero() {
   return vdupq_n_f32(0.f);
@@ -64,52 +63,79 @@ SGL_INLINE void store_out(fp16_t* p, Vec v) {
   vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v)));
 }
 
-// k pairs of 8 columns as bf16; the even k is the low half of each 32-bit lane.
-SGL_INLINE void pairs_of(const bf16_t* p, uint16x8_t* pairs) {
-  pairs[0] = vld1q_u16(&p[0].bits);
-  pairs[1] = vld1q_u16(&p[8].bits);
+// Adjacent lanes, a[0] a[1] a[0] a[1]: one k pair of mat1.
+SGL_INLINE Vec set_pair(const float* a) {
+  double pair;
+  memcpy(&pair, a, sizeof(pair));
+  return vreinterpretq_f32_f64(vdupq_n_f64(pair));
+}
+// Sums of adjacent lanes, in order.
+SGL_INLINE Vec fold_pairs(Vec low, Vec high) {
+  return vpaddq_f32(low, high);
 }
 
-// 16 codes (8 columns x 2 k) to bf16 by nibble lookups, as on AVX2.
-SGL_INLINE void pairs_of(const e4m3_t* p, uint16x8_t* pairs) {
-  const uint8x16_t codes = vld1q_u8(&p->bits);
-  const uint8x16_t low_nibble = vandq_u8(codes, vdupq_n_u8(0x0F));
-  const uint8x16_t high_nibble = vshrq_n_u8(codes, 4);
-  const uint8x16_t magnitude_mask = vdupq_n_u8(0x7F);
-  const uint8x16_t magnitude = vandq_u8(codes, magnitude_mask);
-  const uint8x16_t nan = vceqq_u8(magnitude, magnitude_mask);
+// As on AVX2: e4m3 fields where fp16 has them, the weight times 2^-8. FCVTL, which widens the
+// words, heeds neither FZ nor FZ16.
+using Word = fp16_t;
+constexpr float kWordScale = 256.f;
 
-  // A lookup gives 0 for an index of 16 or more: for every code with eee != 0.
-  const uint8x16_t tiny_high = vqtbl1q_u8(vld1q_u8(kHighByLowNibble), magnitude);
-  const uint8x16_t tiny_fix = vqtbl1q_u8(vld1q_u8(kLowFixByLowNibble), magnitude);
-  uint8x16_t high = vqtbl1q_u8(vld1q_u8(kHighByHighNibble), high_nibble);
-  high = vorrq_u8(vorrq_u8(high, tiny_high), nan);
-  const uint8x16_t low = veorq_u8(vqtbl1q_u8(vld1q_u8(kLowByLowNibble), low_nibble), tiny_fix);
-
-  pairs[0] = vreinterpretq_u16_u8(vzip1q_u8(low, high));
-  pairs[1] = vreinterpretq_u16_u8(vzip2q_u8(low, high));
-}
-
-template <typename packed_t>
-SGL_INLINE void decode_pairs(const packed_t* p, Vec* even, Vec* odd) {
-  uint16x8_t pairs[kGroupVecs];
-  pairs_of(p, pairs);
-  for (int i = 0; i < kGroupVecs; ++i) {
-    const uint32x4_t lanes = vreinterpretq_u32_u16(pairs[i]);
-    even[i] = vreinterpretq_f32_u32(vshlq_n_u32(lanes, 16));
-    odd[i] = vreinterpretq_f32_u32(vandq_u32(lanes, vdupq_n_u32(0xFFFF0000u)));
+// 64 codes to words.
+SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
+  const int16x8_t sign_copy = vdupq_n_s16(0x4000);
+  for (int i = 0; i < 64; i += 16) {
+    const int8x16_t c = vreinterpretq_s8_u8(vld1q_u8(&codes[i].bits));
+    const int16x8_t low = vbicq_s16(vshll_n_s8(vget_low_s8(c), 7), sign_copy);
+    const int16x8_t high = vbicq_s16(vshll_high_n_s8(c, 7), sign_copy);
+    vst1q_u16(&words[i].bits, vreinterpretq_u16_s16(low));
+    vst1q_u16(&words[i + 8].bits, vreinterpretq_u16_s16(high));
   }
 }
+
+// Remembers whether one of the codes it has seen is NaN (0x7F or 0xFF).
+class NanWatch {
+ public:
+  SGL_MEMBER void see(const e4m3_t* codes) {
+    for (int i = 0; i < 64; i += 16) {
+      const uint8x16_t c = vld1q_u8(&codes[i].bits);
+      doubled_max_ = vmaxq_u8(doubled_max_, vshlq_n_u8(c, 1));
+    }
+  }
+  SGL_MEMBER bool seen() const { return vmaxvq_u8(doubled_max_) == 0xFE; }
+
+ private:
+  uint8x16_t doubled_max_ = vdupq_n_u8(0);
+};
 
 #if defined(SGL_TIER_NEON_BF16)
 #define SGL_HAS_BF16_DOT
 
-// The same as bf16 pairs: a Vec here carries 4 of them, moved as bits.
-template <typename packed_t>
-SGL_INLINE void decode_pairs_bf16(const packed_t* p, Vec* out) {
-  uint16x8_t pairs[kGroupVecs];
-  pairs_of(p, pairs);
-  for (int i = 0; i < kGroupVecs; ++i) out[i] = vreinterpretq_f32_u16(pairs[i]);
+// A k pair of 32 columns as bf16 pairs, the even k in the low half of each 32-bit lane. A Vec here
+// carries 4 of them, moved as bits.
+constexpr int kPairVecs = 8;
+
+SGL_INLINE void load_pairs(const bf16_t* weights, Vec* pairs) {
+  for (int i = 0; i < kPairVecs; ++i) {
+    pairs[i] = vreinterpretq_f32_u16(vld1q_u16(&weights[8 * i].bits));
+  }
+}
+
+// By nibble lookups: exact for every code, and no float instruction that FZ could touch.
+SGL_INLINE void load_pairs(const e4m3_t* codes, Vec* pairs) {
+  const uint8x16_t magnitude_mask = vdupq_n_u8(0x7F);
+  for (int i = 0; i < kPairVecs; i += 2) {
+    const uint8x16_t c = vld1q_u8(&codes[8 * i].bits);
+    const uint8x16_t magnitude = vandq_u8(c, magnitude_mask);
+    const uint8x16_t nan = vceqq_u8(magnitude, magnitude_mask);
+    // A lookup gives 0 for an index of 16 or more: for every code with eee != 0.
+    const uint8x16_t tiny_high = vqtbl1q_u8(vld1q_u8(kHighByLowNibble), magnitude);
+    const uint8x16_t tiny_fix = vqtbl1q_u8(vld1q_u8(kLowFixByLowNibble), magnitude);
+    uint8x16_t high = vqtbl1q_u8(vld1q_u8(kHighByHighNibble), vshrq_n_u8(c, 4));
+    high = vorrq_u8(vorrq_u8(high, tiny_high), nan);
+    // The code's low nibble moves to the top of the low byte.
+    const uint8x16_t low = veorq_u8(vshlq_n_u8(c, 4), tiny_fix);
+    pairs[i] = vreinterpretq_f32_u8(vzip1q_u8(low, high));
+    pairs[i + 1] = vreinterpretq_f32_u8(vzip2q_u8(low, high));
+  }
 }
 
 SGL_INLINE Vec dot_bf16(Vec a, Vec b, Vec c) {

@@ -13,7 +13,6 @@ typedef float Vec __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
 constexpr int kMicroRows = 2;
 constexpr int kMicroVecs = 4;
-constexpr int kGroupVecs = 1;
 
 SGL_INLINE Vec zero() {
   return Vec{0.f, 0.f, 0.f, 0.f};
@@ -49,11 +48,30 @@ SGL_INLINE void store_out(out_t* p, Vec v) {
   for (int i = 0; i < kLanes; ++i) from_float(v[i], p + i);
 }
 
-template <typename packed_t>
-SGL_INLINE void decode_pairs(const packed_t* p, Vec* even, Vec* odd) {
-  even[0] = Vec{to_float(p[0]), to_float(p[2]), to_float(p[4]), to_float(p[6])};
-  odd[0] = Vec{to_float(p[1]), to_float(p[3]), to_float(p[5]), to_float(p[7])};
+// Adjacent lanes, a[0] a[1] a[0] a[1]: one k pair of mat1.
+SGL_INLINE Vec set_pair(const float* a) {
+  return Vec{a[0], a[1], a[0], a[1]};
 }
+// Sums of adjacent lanes, in order.
+SGL_INLINE Vec fold_pairs(Vec low, Vec high) {
+  return Vec{low[0] + low[1], low[2] + low[3], high[0] + high[1], high[2] + high[3]};
+}
+
+// Weights as bf16, from a table.
+using Word = bf16_t;
+constexpr float kWordScale = 1.f;
+
+// 64 codes to words.
+SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
+  for (int i = 0; i < 64; ++i) words[i].bits = kE4m3Table.bf16_bits[codes[i].bits];
+}
+
+// The table holds NaN: there is nothing to watch for.
+class NanWatch {
+ public:
+  SGL_MEMBER void see(const e4m3_t*) {}
+  SGL_MEMBER bool seen() const { return false; }
+};
 
 }  // namespace SGL_TIER
 }  // namespace sgl_kernel

@@ -1,0 +1,220 @@
+// A few rows: the weight is read once, widened in registers and multiplied by all rows at once.
+// Part of the GEMM family, compiled per tier.
+#pragma once
+
+#include "dot.h"
+#include "epilogue.h"
+#include "scratch.h"
+#include "weight_block.h"
+
+namespace sgl_kernel {
+namespace SGL_TIER {
+
+// What a tile works on: all rows of mat1, one block of 32 columns, all segments of K. Segment s
+// starts at float s * a_segment of a row of a, and at pair s * segment_pairs of b.
+template <typename packed_t>
+struct TinyBlock {
+  const float* a;  // [rows, planes, floats]
+  int64_t a_stride;
+  int64_t a_segment;
+  const float* row_factors;  // [rows, flush_blocks]: what a row's sums of kBlockK are multiplied by
+  const packed_t* b;         // [pairs, 32, 2]
+  int64_t n0;                // first column of the block
+  int64_t segments;
+  int64_t segment_pairs;  // pairs of every segment but the last
+  int64_t last_pairs;
+  int64_t segment_blocks;  // kBlockK blocks of a segment
+};
+
+// Vectors of a k pair that `rows` rows of accumulators leave registers for.
+constexpr int vecs_at_once(int rows, int vecs) {
+  int count = vecs;
+  while (count > 1 && count * rows > kMicroRows * kMicroVecs) count /= 2;
+  return count;
+}
+
+// acc[ROWS, kVecs] += a[ROWS, pairs] * weights[pairs, 32]
+template <typename Dot, int ROWS, typename weight_t>
+SGL_INLINE void accumulate(const float* a, int64_t a_stride, const weight_t* weights, int64_t pairs,
+                           Vec (*acc)[Dot::kVecs]) {
+  constexpr int kCount = vecs_at_once(ROWS, Dot::kVecs);
+#pragma GCC unroll 16
+  for (int g = 0; g < Dot::kVecs; g += kCount) {
+    Vec sums[ROWS][kCount];
+    for (int m = 0; m < ROWS; ++m) {
+      for (int i = 0; i < kCount; ++i) sums[m][i] = acc[m][g + i];
+    }
+    for (int64_t p = 0; p < pairs; ++p) {
+      Vec w[Dot::kVecs];
+      Dot::load_weights(weights + p * kPairElements, w);
+#pragma GCC unroll 8
+      for (int m = 0; m < ROWS; ++m) {
+        const Vec x = Dot::load_pair(a + m * a_stride + p * Dot::kFloatsPerPair);
+#pragma GCC unroll 16
+        for (int i = 0; i < kCount; ++i) sums[m][i] = Dot::dot(x, w[g + i], sums[m][i]);
+      }
+    }
+    for (int m = 0; m < ROWS; ++m) {
+      for (int i = 0; i < kCount; ++i) acc[m][g + i] = sums[m][i];
+    }
+  }
+}
+
+// The same from the packed weight, in whichever form the policy multiplies.
+constexpr int64_t kChunkPairs = 8;
+
+template <typename Dot, int ROWS>
+SGL_INLINE void accumulate_packed(const float* a, int64_t a_stride, const bf16_t* b, int64_t pairs,
+                                  Vec (*acc)[Dot::kVecs]) {
+  for (int64_t p = 0; p < pairs; ++p) prefetch_pair(b + p * kPairElements);
+  accumulate<Dot, ROWS>(a, a_stride, b, pairs, acc);
+}
+
+template <typename Dot, int ROWS>
+SGL_INLINE void accumulate_packed(const float* a, int64_t a_stride, const e4m3_t* b, int64_t pairs,
+                                  Vec (*acc)[Dot::kVecs]) {
+  if constexpr (Dot::kWords) {
+    alignas(64) Word words[kChunkPairs * kPairElements];
+    codes_to_word_chunk(b, pairs, words);
+    accumulate<Dot, ROWS>(a, a_stride, words, pairs, acc);
+  } else {
+    for (int64_t p = 0; p < pairs; ++p) prefetch_pair(b + p * kPairElements);
+    accumulate<Dot, ROWS>(a, a_stride, b, pairs, acc);
+  }
+}
+
+// BLOCK_M rows times BLOCK_N columns over the whole K.
+template <typename scalar_t, typename packed_t, bool has_bias, int BLOCK_M, int BLOCK_N>
+struct tinygemm_kernel_nn2 {
+  using Dot = TinyDotFor<scalar_t>;
+  static constexpr int kRows = BLOCK_M * Dot::kPlanes;
+  static_assert(BLOCK_N == kBlockN, "a k pair of the packed weight is one block of columns");
+
+  SGL_INLINE void apply(const GemmArgs& args, const TinyBlock<packed_t>& block) {
+    alignas(64) float total[BLOCK_M * BLOCK_N];
+    for (int64_t s = 0; s < block.segments; ++s) {
+      const bool last = s + 1 == block.segments;
+      alignas(64) float sums[BLOCK_M * BLOCK_N] = {};
+      alignas(64) float scale[kBlockN];
+      multiply_segment(block, s, last ? block.last_pairs : block.segment_pairs, sums);
+      load_scales(args, block.n0, s, scale);
+      copy_mul_add_stub(sums, BLOCK_N, scale, s == 0, BLOCK_M, BLOCK_N, total, BLOCK_N);
+    }
+    copy_add_stub<has_bias>(args, total, BLOCK_N, 0, BLOCK_M, block.n0, 0, BLOCK_N);
+  }
+
+  SGL_INLINE void multiply_segment(const TinyBlock<packed_t>& block, int64_t segment, int64_t pairs,
+                                   float* sums) {
+    const float* a = block.a + segment * block.a_segment;
+    const packed_t* b = block.b + segment * block.segment_pairs * kPairElements;
+    for (int64_t p0 = 0; p0 < pairs; p0 += Dot::kFlushPairs) {
+      const int64_t p1 = min_i64(p0 + Dot::kFlushPairs, pairs);
+      Vec acc[kRows][Dot::kVecs];
+      for (int r = 0; r < kRows; ++r) {
+        for (int i = 0; i < Dot::kVecs; ++i) acc[r][i] = zero();
+      }
+      int64_t p = p0;
+      for (; p + kChunkPairs <= p1; p += kChunkPairs) {
+        accumulate_packed<Dot, kRows>(a + p * Dot::kFloatsPerPair, block.a_stride,
+                                      b + p * kPairElements, kChunkPairs, acc);
+      }
+      if (p < p1) {
+        accumulate_packed<Dot, kRows>(a + p * Dot::kFloatsPerPair, block.a_stride,
+                                      b + p * kPairElements, p1 - p, acc);
+      }
+      const int64_t k_block = segment * block.segment_blocks + p0 / (kBlockK / 2);
+      for (int m = 0; m < BLOCK_M; ++m) {
+        const Vec factor = set1(block.row_factors[m * block.segments * block.segment_blocks + k_block]);
+        for (int plane = 0; plane < Dot::kPlanes; ++plane) {
+          for (int i = 0; i < Dot::kVecs; i += Dot::kVecsPerFold) {
+            float* sum = sums + m * BLOCK_N + i / Dot::kVecsPerFold * kLanes;
+            const Vec part = Dot::fold(acc[m * Dot::kPlanes + plane] + i);
+            store(sum, add(load(sum), mul(part, factor)));
+          }
+        }
+      }
+    }
+  }
+};
+
+// One block of 32 columns for all rows, 1 <= M <= kTinyRows.
+template <typename scalar_t, typename packed_t, bool has_bias>
+SGL_INLINE void tinygemm_kernel2(const GemmArgs& args, const TinyBlock<packed_t>& block) {
+  static_assert(kTinyRows == 4, "one case per row count");
+  switch (args.M) {
+    case 1:
+      return tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 1, kBlockN>::apply(args, block);
+    case 2:
+      return tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 2, kBlockN>::apply(args, block);
+    case 3:
+      return tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 3, kBlockN>::apply(args, block);
+    case 4:
+      return tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 4, kBlockN>::apply(args, block);
+  }
+}
+
+// Converts one row, all segments and blocks of K, and says what its sums are to be multiplied by.
+template <typename Dot, typename scalar_t, typename packed_t>
+SGL_INLINE void convert_tiny_row(const GemmArgs& args, const TinyBlock<packed_t>& block,
+                                 const scalar_t* row, float* a, float* factors) {
+  const int64_t segment = segment_length(args);
+  for (int64_t s = 0; s < block.segments; ++s) {
+    const int64_t depth = min_i64(segment, args.K - s * segment);
+    for (int64_t k = 0; k < depth; k += kBlockK) {
+      const int64_t part = min_i64(kBlockK, depth - k);
+      const scalar_t* src = row + s * segment + k;
+      const float scale = scale_of_row<Dot, packed_t>(src, part);
+      Dot::convert_row(src, part, round_up(part, 2), scale,
+                       a + s * block.a_segment + k / 2 * Dot::kFloatsPerPair,
+                       block.a_stride);
+      factors[s * block.segment_blocks + k / kBlockK] = factor_of_row<Dot, packed_t>(scale);
+    }
+  }
+}
+
+// All column blocks of `tasks` for M <= kTinyRows.
+template <typename scalar_t, typename packed_t, bool has_bias>
+static void tinygemm_blocks(const GemmArgs& args, TaskRange tasks, Scratch scratch) {
+  using Dot = TinyDotFor<scalar_t>;
+  const int64_t segment = segment_length(args);
+  TinyBlock<packed_t> block;
+  block.segments = div_up(args.K, segment);
+  block.segment_pairs = div_up(segment, 2);
+  block.last_pairs = div_up(args.K - (block.segments - 1) * segment, 2);
+  block.segment_blocks = div_up(segment, kBlockK);
+  block.a_segment = tiny_segment_floats(segment) / 2 * Dot::kFloatsPerPair;
+  block.a_stride = block.segments * block.a_segment;
+  float* a = Scratch::take<float>(&scratch, args.M * Dot::kPlanes * block.a_stride);
+  float* factors =
+      Scratch::take<float>(&scratch, args.M * block.segments * block.segment_blocks);
+  packed_t* gathered =
+      Scratch::take<packed_t>(&scratch, block.segments * block.segment_pairs * kPairElements);
+  block.a = a;
+  block.row_factors = factors;
+  for (int64_t m = 0; m < args.M; ++m) {
+    convert_tiny_row<Dot>(args, block,
+                          static_cast<const scalar_t*>(args.mat1) + m * args.mat1_stride,
+                          a + m * Dot::kPlanes * block.a_stride,
+                          factors + m * block.segments * block.segment_blocks);
+  }
+  // With even lengths the segments stand one after the other in the packed weight, too.
+  const bool one_piece = block.segments == 1 || (segment % 2 == 0 && args.K % 2 == 0);
+  for (int64_t task = tasks.begin; task < tasks.end; ++task) {
+    block.n0 = task * kBlockN;
+    if (one_piece) {
+      block.b = weight_block<packed_t>(args, block.n0, 0, args.K, gathered);
+    } else {
+      for (int64_t s = 0; s < block.segments; ++s) {
+        const int64_t depth = min_i64(segment, args.K - s * segment);
+        packed_t* piece = gathered + s * block.segment_pairs * kPairElements;
+        const packed_t* b = weight_block<packed_t>(args, block.n0, s * segment, depth, piece);
+        if (b != piece) memcpy(piece, b, round_up(depth, 2) * kBlockN * sizeof(packed_t));
+      }
+      block.b = gathered;
+    }
+    tinygemm_kernel2<scalar_t, packed_t, has_bias>(args, block);
+  }
+}
+
+}  // namespace SGL_TIER
+}  // namespace sgl_kernel

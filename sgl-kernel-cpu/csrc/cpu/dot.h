@@ -37,6 +37,8 @@ struct DotF32 {
   static constexpr int kVecs = 64 / kLanes;        // vectors of one k pair of 32 columns
   static constexpr int kVecsPerFold = 2;           // vectors that fold into one of columns
   static constexpr int kPlanes = 1;                // rows that one row of mat1 becomes
+  // A panel is 256 x 32 x 4 B = 32 KiB, and the part of it that rows pass over stays in L1.
+  static constexpr int64_t kBlockK = 256;
   static constexpr int64_t kFlushPairs = kBlockK / 2;
   static constexpr int64_t kPadPairs = 1;  // pairs of mat1 and of a panel come in multiples
   static constexpr int64_t kPadRows = 1;
@@ -100,6 +102,7 @@ using TinyDotFor = DotTileOrder<scalar_t>;
 struct DotBf16 : Bf16Pairs {
   static constexpr int kVecsPerFold = 1;
   static constexpr int kPlanes = 1;
+  static constexpr int64_t kBlockK = kMaxBlockK;
   static constexpr int64_t kFlushPairs = kBlockK / 2;
   static constexpr int64_t kPadPairs = 1;
   static constexpr int64_t kPadRows = 1;
@@ -129,7 +132,7 @@ using TinyDotFor = DotF32;
 #if !defined(SGL_TIER_AMX)
 template <int PLANES>
 void multiply_tiles(const float* a, int64_t a_stride, const float* panel, int64_t pairs,
-                    int64_t rows, bool start, float* sums);
+                    int64_t rows, bool start, const char* next, float* sums);
 #endif
 
 }  // namespace SGL_TIER

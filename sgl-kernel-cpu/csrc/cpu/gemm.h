@@ -57,8 +57,10 @@ struct TaskRange {
 constexpr int64_t kTinyRows = 4;
 constexpr int64_t kBlockM =
     96;  // rows that share one decoded panel: a multiple of every tile height
-constexpr int64_t kBlockK = 256;      // a panel is 256 x 32 x 4 B = 32 KiB, a part of it fits in L1
+constexpr int64_t kMinBlockK = 256;   // K goes through the kernels in blocks; each way to multiply
+constexpr int64_t kMaxBlockK = 512;   // has its own size between these (dot.h)
 constexpr int64_t kChunkBlocks = 16;  // column blocks that share one converted block of mat1
+constexpr int64_t kSmallM = 16;       // up to this many rows mat1 is converted once, whole
 
 SGL_INLINE int64_t row_block_count(int64_t M) {
   return M <= kTinyRows ? 1 : div_up(M, kBlockM);
@@ -78,6 +80,12 @@ SGL_INLINE int64_t segment_length(const GemmArgs& args) {
   return args.scales == nullptr ? args.K : min_i64(args.block_k, args.K);
 }
 
+// Blocks that K falls into: whole ones inside each segment.
+SGL_INLINE int64_t panel_block_count(const GemmArgs& args, int64_t block_k) {
+  const int64_t segment = segment_length(args);
+  return div_up(args.K, segment) * div_up(segment, block_k);
+}
+
 // Floats that one segment of a row takes in the tiny path: whole blocks of 32 elements.
 SGL_INLINE int64_t tiny_segment_floats(int64_t segment) {
   return round_up(segment, 32);
@@ -90,14 +98,18 @@ SGL_INLINE int64_t gemm_scratch_bytes(const GemmArgs& args) {
     const int64_t segment = segment_length(args);
     const int64_t segments = div_up(args.K, segment);
     const int64_t rows = args.M * kPlanes * segments * tiny_segment_floats(segment) * 4;
-    const int64_t factors = args.M * segments * div_up(segment, kBlockK) * 4;
+    const int64_t factors = args.M * segments * div_up(segment, kMinBlockK) * 4;
     const int64_t gathered = segments * round_up(segment, 2) * kBlockN * element;
     return round_up(rows, 64) + round_up(factors, 64) + round_up(gathered, 64);
   }
-  const int64_t rows = kBlockM * kBlockK * 4;
-  const int64_t panel = kBlockN * kBlockK * 4;
+  // Either many rows of one block of K, or a few rows of all blocks.
+  const int64_t row_blocks =
+      args.M <= kSmallM ? kSmallM * panel_block_count(args, kMinBlockK) : kBlockM;
+  const int64_t factors = round_up(row_blocks * 4, 64);
+  const int64_t rows = row_blocks * kMaxBlockK * 4;
+  const int64_t panel = kBlockN * kMaxBlockK * 4;
   const int64_t sums = kChunkBlocks * kBlockM * kBlockN * 4;
-  return rows + panel + 2 * sums + kBlockN * kBlockK * element;
+  return rows + factors + panel + 2 * sums + kBlockN * kMaxBlockK * element;
 }
 
 using GemmKernel = void (*)(const GemmArgs& args, TaskRange tasks, void* scratch);

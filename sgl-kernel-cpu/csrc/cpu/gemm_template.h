@@ -10,7 +10,7 @@
 // (one segment unless scales are per block), and the scales of a segment are a vector over the
 // columns.
 //
-// Order of summation: a segment is summed in blocks of kBlockK; the chains of a block start at +0
+// Order of summation: a segment is summed in blocks of Dot::kBlockK; the chains of a block start at +0
 // (dot.h), and the block's sum is added to the segment's. The order is the same in both kernels, so
 // a row has the same bits whichever kernel, row count or thread computed it.
 #pragma once
@@ -37,10 +37,11 @@ static void gemm_tasks(const GemmArgs& args, TaskRange tasks, void* scratch_byte
   while (task < tasks.end) {
     const int64_t row_block = task / column_blocks;
     const int64_t block = task - row_block * column_blocks;
-    const int64_t count = min_i64(min_i64(kChunkBlocks, column_blocks - block), tasks.end - task);
     const int64_t m0 = row_block * block_rows;
-    brgemm2<scalar_t, packed_t, has_bias>(args, m0, min_i64(block_rows, args.M - m0), block,
-                                          block + count, scratch);
+    const int64_t rows = min_i64(block_rows, args.M - m0);
+    int64_t count = min_i64(column_blocks - block, tasks.end - task);
+    if (args.M > kSmallM) count = min_i64(count, kChunkBlocks);
+    brgemm2<scalar_t, packed_t, has_bias>(args, m0, rows, block, block + count, scratch);
     task += count;
   }
 }

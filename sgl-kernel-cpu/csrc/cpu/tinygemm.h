@@ -17,57 +17,56 @@ struct TinyBlock {
   const float* a;  // [rows, planes, floats]
   int64_t a_stride;
   int64_t a_segment;
-  const float* row_factors;  // [rows, flush_blocks]: what a row's sums of kBlockK are multiplied by
+  const float* row_factors;  // [rows, blocks]: what a row's sums of a block of K are multiplied by
   const packed_t* b;         // [pairs, 32, 2]
   int64_t n0;                // first column of the block
   int64_t segments;
   int64_t segment_pairs;  // pairs of every segment but the last
   int64_t last_pairs;
-  int64_t segment_blocks;  // kBlockK blocks of a segment
+  int64_t segment_blocks;  // blocks of kBlockK in a segment
 };
 
 // Vectors of a k pair that `rows` rows of accumulators leave registers for.
 constexpr int vecs_at_once(int rows, int vecs) {
-  int count = vecs;
-  while (count > 1 && count * rows > kMicroRows * kMicroVecs) count /= 2;
-  return count;
+  const int most = kMicroRows * kMicroVecs / rows;
+  return vecs < most ? vecs : most;
 }
 
-// acc[ROWS, kVecs] += a[ROWS, pairs] * weights[pairs, 32]
-template <typename Dot, int ROWS, typename weight_t>
+// acc[ROWS, kVecs] += a[ROWS, pairs] * weights[pairs, 32], from vector FIRST of a k pair on.
+template <typename Dot, int ROWS, int FIRST, typename weight_t>
 SGL_INLINE void accumulate(const float* a, int64_t a_stride, const weight_t* weights, int64_t pairs,
                            Vec (*acc)[Dot::kVecs]) {
-  constexpr int kCount = vecs_at_once(ROWS, Dot::kVecs);
-#pragma GCC unroll 16
-  for (int g = 0; g < Dot::kVecs; g += kCount) {
-    Vec sums[ROWS][kCount];
-    for (int m = 0; m < ROWS; ++m) {
-      for (int i = 0; i < kCount; ++i) sums[m][i] = acc[m][g + i];
-    }
-    for (int64_t p = 0; p < pairs; ++p) {
-      Vec w[Dot::kVecs];
-      Dot::load_weights(weights + p * kPairElements, w);
+  constexpr int kCount = vecs_at_once(ROWS, Dot::kVecs - FIRST);
+  Vec sums[ROWS][kCount];
+  for (int m = 0; m < ROWS; ++m) {
+    for (int i = 0; i < kCount; ++i) sums[m][i] = acc[m][FIRST + i];
+  }
+  for (int64_t p = 0; p < pairs; ++p) {
+    Vec w[Dot::kVecs];
+    Dot::load_weights(weights + p * kPairElements, w);
 #pragma GCC unroll 8
-      for (int m = 0; m < ROWS; ++m) {
-        const Vec x = Dot::load_pair(a + m * a_stride + p * Dot::kFloatsPerPair);
-#pragma GCC unroll 16
-        for (int i = 0; i < kCount; ++i) sums[m][i] = Dot::dot(x, w[g + i], sums[m][i]);
-      }
-    }
     for (int m = 0; m < ROWS; ++m) {
-      for (int i = 0; i < kCount; ++i) acc[m][g + i] = sums[m][i];
+      const Vec x = Dot::load_pair(a + m * a_stride + p * Dot::kFloatsPerPair);
+#pragma GCC unroll 16
+      for (int i = 0; i < kCount; ++i) sums[m][i] = Dot::dot(x, w[FIRST + i], sums[m][i]);
     }
+  }
+  for (int m = 0; m < ROWS; ++m) {
+    for (int i = 0; i < kCount; ++i) acc[m][FIRST + i] = sums[m][i];
+  }
+  if constexpr (FIRST + kCount < Dot::kVecs) {
+    accumulate<Dot, ROWS, FIRST + kCount>(a, a_stride, weights, pairs, acc);
   }
 }
 
 // The same from the packed weight, in whichever form the policy multiplies.
-constexpr int64_t kChunkPairs = 8;
+constexpr int64_t kChunkPairs = 16;  // of 8, 16 and 32 the best for 1 to 4 rows
 
 template <typename Dot, int ROWS>
 SGL_INLINE void accumulate_packed(const float* a, int64_t a_stride, const bf16_t* b, int64_t pairs,
                                   Vec (*acc)[Dot::kVecs]) {
   for (int64_t p = 0; p < pairs; ++p) prefetch_pair(b + p * kPairElements);
-  accumulate<Dot, ROWS>(a, a_stride, b, pairs, acc);
+  accumulate<Dot, ROWS, 0>(a, a_stride, b, pairs, acc);
 }
 
 template <typename Dot, int ROWS>
@@ -76,10 +75,10 @@ SGL_INLINE void accumulate_packed(const float* a, int64_t a_stride, const e4m3_t
   if constexpr (Dot::kWords) {
     alignas(64) Word words[kChunkPairs * kPairElements];
     codes_to_word_chunk(b, pairs, words);
-    accumulate<Dot, ROWS>(a, a_stride, words, pairs, acc);
+    accumulate<Dot, ROWS, 0>(a, a_stride, words, pairs, acc);
   } else {
     for (int64_t p = 0; p < pairs; ++p) prefetch_pair(b + p * kPairElements);
-    accumulate<Dot, ROWS>(a, a_stride, b, pairs, acc);
+    accumulate<Dot, ROWS, 0>(a, a_stride, b, pairs, acc);
   }
 }
 
@@ -122,7 +121,7 @@ struct tinygemm_kernel_nn2 {
         accumulate_packed<Dot, kRows>(a + p * Dot::kFloatsPerPair, block.a_stride,
                                       b + p * kPairElements, p1 - p, acc);
       }
-      const int64_t k_block = segment * block.segment_blocks + p0 / (kBlockK / 2);
+      const int64_t k_block = segment * block.segment_blocks + p0 / (Dot::kBlockK / 2);
       for (int m = 0; m < BLOCK_M; ++m) {
         const Vec factor = set1(block.row_factors[m * block.segments * block.segment_blocks + k_block]);
         for (int plane = 0; plane < Dot::kPlanes; ++plane) {
@@ -160,14 +159,14 @@ SGL_INLINE void convert_tiny_row(const GemmArgs& args, const TinyBlock<packed_t>
   const int64_t segment = segment_length(args);
   for (int64_t s = 0; s < block.segments; ++s) {
     const int64_t depth = min_i64(segment, args.K - s * segment);
-    for (int64_t k = 0; k < depth; k += kBlockK) {
-      const int64_t part = min_i64(kBlockK, depth - k);
+    for (int64_t k = 0; k < depth; k += Dot::kBlockK) {
+      const int64_t part = min_i64(Dot::kBlockK, depth - k);
       const scalar_t* src = row + s * segment + k;
       const float scale = scale_of_row<Dot, packed_t>(src, part);
       Dot::convert_row(src, part, round_up(part, 2), scale,
                        a + s * block.a_segment + k / 2 * Dot::kFloatsPerPair,
                        block.a_stride);
-      factors[s * block.segment_blocks + k / kBlockK] = factor_of_row<Dot, packed_t>(scale);
+      factors[s * block.segment_blocks + k / Dot::kBlockK] = factor_of_row<Dot, packed_t>(scale);
     }
   }
 }
@@ -181,7 +180,7 @@ static void tinygemm_blocks(const GemmArgs& args, TaskRange tasks, Scratch scrat
   block.segments = div_up(args.K, segment);
   block.segment_pairs = div_up(segment, 2);
   block.last_pairs = div_up(args.K - (block.segments - 1) * segment, 2);
-  block.segment_blocks = div_up(segment, kBlockK);
+  block.segment_blocks = div_up(segment, Dot::kBlockK);
   block.a_segment = tiny_segment_floats(segment) / 2 * Dot::kFloatsPerPair;
   block.a_stride = block.segments * block.a_segment;
   float* a = Scratch::take<float>(&scratch, args.M * Dot::kPlanes * block.a_stride);

@@ -42,7 +42,8 @@ SGL_INLINE const float* widen_panel(const packed_t* b, int64_t pairs, int64_t pa
       const int64_t count = min_i64(kChunk, pairs - p0);
       codes_to_word_chunk(b + p0 * kPairElements, count, words);
       for (int64_t p = 0; p < count; ++p) {
-        store_panel_pair<Dot>(words + p * kPairElements, padded_pairs, panel + (p0 + p) * kPairFloats);
+        store_panel_pair<Dot>(words + p * kPairElements, padded_pairs,
+                              panel + (p0 + p) * kPairFloats);
       }
     }
   } else {
@@ -107,8 +108,8 @@ constexpr int micro_vecs(int rows) {
 // All columns of a tile of 1..ROWS rows.
 template <typename Dot, int ROWS>
 SGL_INLINE void multiply_rows(int64_t rows, const float* a, int64_t a_stride, const float* panel,
-                              int64_t pairs, const float* factors, bool start,
-                              const char* next, float* sums) {
+                              int64_t pairs, const float* factors, bool start, const char* next,
+                              float* sums) {
   if (rows == ROWS) {
     constexpr int kVecs = micro_vecs<Dot>(ROWS);
     for (int v = 0; v < Dot::kVecs; v += kVecs) {
@@ -140,10 +141,9 @@ SGL_INLINE void multiply_panel(const float* a, int64_t a_stride, const float* pa
       }
     }
     if (full_rows < rows) {
-      multiply_rows<Dot, kMicroRows - 1>(rows - full_rows, a + full_rows * a_stride, a_stride,
-                                         panel, pairs, factors + full_rows, start,
-                                         full_rows == 0 ? next : nullptr,
-                                         sums + full_rows * kBlockN);
+      multiply_rows<Dot, kMicroRows - 1>(
+          rows - full_rows, a + full_rows * a_stride, a_stride, panel, pairs, factors + full_rows,
+          start, full_rows == 0 ? next : nullptr, sums + full_rows * kBlockN);
     }
   }
 }
@@ -225,16 +225,15 @@ static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t bloc
   using Dot = typename Product::Dot;
   const int64_t k_blocks = panel_block_count(args, Dot::kBlockK);
   const bool small = args.M <= kSmallM;
-  float* a = Scratch::take<float>(
-      &scratch, (small ? kSmallM * k_blocks : kBlockM) * Product::kRowFloats);
+  float* a =
+      Scratch::take<float>(&scratch, (small ? kSmallM * k_blocks : kBlockM) * Product::kRowFloats);
   float* factors = Scratch::take<float>(&scratch, small ? kSmallM * k_blocks : kBlockM);
   float* panel = Scratch::take<float>(&scratch, kBlockN * kMaxBlockK);
   float* sums = Scratch::take<float>(&scratch, kChunkBlocks * kBlockM * kBlockN);
   float* total = Scratch::take<float>(&scratch, kChunkBlocks * kBlockM * kBlockN);
   packed_t* gathered = Scratch::take<packed_t>(&scratch, kBlockN * kMaxBlockK);
-  const Product product{args,
-                        static_cast<const scalar_t*>(args.mat1) + m0 * args.mat1_stride,
-                        rows, panel, gathered};
+  const Product product{args, static_cast<const scalar_t*>(args.mat1) + m0 * args.mat1_stride, rows,
+                        panel, gathered};
   const auto finish = [&](int64_t block, const float* block_total) {
     copy_add_stub<has_bias>(args, block_total, kBlockN, m0, rows, block * kBlockN, 0, kBlockN);
   };

@@ -33,10 +33,10 @@ struct NoTileState {
 };
 
 struct DotF32 {
-  static constexpr int kFloatsPerPair = 2;         // 32-bit elements of mat1 in one k pair
-  static constexpr int kVecs = 64 / kLanes;        // vectors of one k pair of 32 columns
-  static constexpr int kVecsPerFold = 2;           // vectors that fold into one of columns
-  static constexpr int kPlanes = 1;                // rows that one row of mat1 becomes
+  static constexpr int kFloatsPerPair = 2;   // 32-bit elements of mat1 in one k pair
+  static constexpr int kVecs = 64 / kLanes;  // vectors of one k pair of 32 columns
+  static constexpr int kVecsPerFold = 2;     // vectors that fold into one of columns
+  static constexpr int kPlanes = 1;          // rows that one row of mat1 becomes
   // A panel is 256 x 32 x 4 B = 32 KiB, and the part of it that rows pass over stays in L1.
   static constexpr int64_t kBlockK = 256;
   static constexpr int64_t kFlushPairs = kBlockK / 2;

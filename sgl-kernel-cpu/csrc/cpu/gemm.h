@@ -83,7 +83,8 @@ SGL_INLINE int64_t segment_length(const GemmArgs& args) {
 // Blocks that K falls into: whole ones inside each segment.
 SGL_INLINE int64_t panel_block_count(const GemmArgs& args, int64_t block_k) {
   const int64_t segment = segment_length(args);
-  return div_up(args.K, segment) * div_up(segment, block_k);
+  const int64_t full = (args.K - 1) / segment;  // segments before the last, which may be shorter
+  return full * div_up(segment, block_k) + div_up(args.K - full * segment, block_k);
 }
 
 // Floats that one segment of a row takes in the tiny path: whole blocks of 32 elements.

@@ -2,17 +2,17 @@
 //
 //   tinygemm_kernel_nn2  a few rows, one block of columns: sums stay in registers
 //   tinygemm_kernel2     picks it by the number of rows
-//   brgemm2              many rows: widens a panel of weights once, multiplies it by a block of rows
-//   copy_mul_add_stub    f32 sums of one segment of K: times scale, added to the total
+//   brgemm2              many rows: widens a panel of weights once, multiplies it by a block of
+//   rows copy_mul_add_stub    f32 sums of one segment of K: times scale, added to the total
 //   copy_add_stub        total -> out: bias, one rounding
 //
 // Per-tensor, per-channel and block scales are one path: K falls into segments that share a scale
 // (one segment unless scales are per block), and the scales of a segment are a vector over the
 // columns.
 //
-// Order of summation: a segment is summed in blocks of Dot::kBlockK; the chains of a block start at +0
-// (dot.h), and the block's sum is added to the segment's. The order is the same in both kernels, so
-// a row has the same bits whichever kernel, row count or thread computed it.
+// Order of summation: a segment is summed in blocks of Dot::kBlockK; the chains of a block start at
+// +0 (dot.h), and the block's sum is added to the segment's. The order is the same in both kernels,
+// so a row has the same bits whichever kernel, row count or thread computed it.
 #pragma once
 
 #include "brgemm.h"

@@ -123,7 +123,8 @@ struct tinygemm_kernel_nn2 {
       }
       const int64_t k_block = segment * block.segment_blocks + p0 / (Dot::kBlockK / 2);
       for (int m = 0; m < BLOCK_M; ++m) {
-        const Vec factor = set1(block.row_factors[m * block.segments * block.segment_blocks + k_block]);
+        const Vec factor =
+            set1(block.row_factors[m * block.segments * block.segment_blocks + k_block]);
         for (int plane = 0; plane < Dot::kPlanes; ++plane) {
           for (int i = 0; i < Dot::kVecs; i += Dot::kVecsPerFold) {
             float* sum = sums + m * BLOCK_N + i / Dot::kVecsPerFold * kLanes;
@@ -164,8 +165,7 @@ SGL_INLINE void convert_tiny_row(const GemmArgs& args, const TinyBlock<packed_t>
       const scalar_t* src = row + s * segment + k;
       const float scale = scale_of_row<Dot, packed_t>(src, part);
       Dot::convert_row(src, part, round_up(part, 2), scale,
-                       a + s * block.a_segment + k / 2 * Dot::kFloatsPerPair,
-                       block.a_stride);
+                       a + s * block.a_segment + k / 2 * Dot::kFloatsPerPair, block.a_stride);
       factors[s * block.segment_blocks + k / Dot::kBlockK] = factor_of_row<Dot, packed_t>(scale);
     }
   }
@@ -184,17 +184,15 @@ static void tinygemm_blocks(const GemmArgs& args, TaskRange tasks, Scratch scrat
   block.a_segment = tiny_segment_floats(segment) / 2 * Dot::kFloatsPerPair;
   block.a_stride = block.segments * block.a_segment;
   float* a = Scratch::take<float>(&scratch, args.M * Dot::kPlanes * block.a_stride);
-  float* factors =
-      Scratch::take<float>(&scratch, args.M * block.segments * block.segment_blocks);
+  float* factors = Scratch::take<float>(&scratch, args.M * block.segments * block.segment_blocks);
   packed_t* gathered =
       Scratch::take<packed_t>(&scratch, block.segments * block.segment_pairs * kPairElements);
   block.a = a;
   block.row_factors = factors;
   for (int64_t m = 0; m < args.M; ++m) {
-    convert_tiny_row<Dot>(args, block,
-                          static_cast<const scalar_t*>(args.mat1) + m * args.mat1_stride,
-                          a + m * Dot::kPlanes * block.a_stride,
-                          factors + m * block.segments * block.segment_blocks);
+    convert_tiny_row<Dot>(
+        args, block, static_cast<const scalar_t*>(args.mat1) + m * args.mat1_stride,
+        a + m * Dot::kPlanes * block.a_stride, factors + m * block.segments * block.segment_blocks);
   }
   // With even lengths the segments stand one after the other in the packed weight, too.
   const bool one_piece = block.segments == 1 || (segment % 2 == 0 && args.K % 2 == 0);

@@ -74,8 +74,7 @@ SGL_INLINE Vec set_pair(const float* a) {
 }
 // Sums of adjacent lanes, in order.
 SGL_INLINE Vec fold_pairs(Vec low, Vec high) {
-  const __m512i even =
-      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
   return _mm512_add_ps(_mm512_permutex2var_ps(low, even, high),
                        _mm512_permutex2var_ps(low, odd, high));
@@ -118,7 +117,8 @@ class NanWatch {
 constexpr int kPairVecs = 2;
 
 SGL_INLINE void load_pairs(const bf16_t* weights, Vec* pairs) {
-  for (int i = 0; i < kPairVecs; ++i) pairs[i] = load(reinterpret_cast<const float*>(weights) + 16 * i);
+  for (int i = 0; i < kPairVecs; ++i)
+    pairs[i] = load(reinterpret_cast<const float*>(weights) + 16 * i);
 }
 #endif
 
@@ -132,10 +132,10 @@ SGL_INLINE void load_pairs(const e4m3_t* codes, Vec* pairs) {
   // consecutive columns.
   const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
   const __m512i c = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(codes));
-  const __m512i low = _mm512_permutex2var_epi8(table(kMagnitudeBytes.low), c,
-                                               table(kMagnitudeBytes.low + 64));
-  const __m512i magnitude = _mm512_permutex2var_epi8(table(kMagnitudeBytes.high), c,
-                                                     table(kMagnitudeBytes.high + 64));
+  const __m512i low =
+      _mm512_permutex2var_epi8(table(kMagnitudeBytes.low), c, table(kMagnitudeBytes.low + 64));
+  const __m512i magnitude =
+      _mm512_permutex2var_epi8(table(kMagnitudeBytes.high), c, table(kMagnitudeBytes.high + 64));
   // magnitude | (c & 0x80)
   const __m512i high =
       _mm512_ternarylogic_epi32(magnitude, c, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
@@ -159,9 +159,8 @@ SGL_INLINE void load_pairs(const e4m3_t* codes, Vec* pairs) {
     bits = _mm512_mask_mov_epi16(bits, _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7F)),
                                  _mm512_set1_epi16(0x7FF0));
     // bits | ((c << 8) & 0x8000)
-    pairs[i] = _mm512_castsi512_ps(
-        _mm512_ternarylogic_epi32(bits, _mm512_slli_epi16(c, 8),
-                                  _mm512_set1_epi16(static_cast<short>(0x8000)), 0xF8));
+    pairs[i] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
+        bits, _mm512_slli_epi16(c, 8), _mm512_set1_epi16(static_cast<short>(0x8000)), 0xF8));
   }
 }
 

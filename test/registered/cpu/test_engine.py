@@ -20,7 +20,7 @@ from srt.test.tiny_llama import (
 )
 from srt.test.tiny_tokenizer import EOS, VOCAB_SIZE, write_tokenizer
 
-register_cpu_ci(est_time=15, suite="per-commit")
+register_cpu_ci(est_time=25, suite="per-commit")
 
 CONFIG = TINY_CONFIG | {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}

@@ -26,7 +26,7 @@ from srt.model_executor.model_runner import ExtendInput
 from srt.sampling.sampling_params import SamplingParams
 from srt.test.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=12, suite="per-commit")
+register_cpu_ci(est_time=7, suite="per-commit")
 
 VOCAB = 50
 

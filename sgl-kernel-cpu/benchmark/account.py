@@ -59,7 +59,7 @@ class Tier:
 
 
 TIERS = (
-    Tier("amx", (_SAPPHIRE_RAPIDS,), 21.0, 12.0, panel_rows=32),
+    Tier("amx", (_SAPPHIRE_RAPIDS,), 16.0, 12.0, panel_rows=32),
     Tier("avx512_bf16", (_ZEN_4, _SAPPHIRE_RAPIDS), 17.0, 115.0),
     Tier("avx512", (_SKYLAKE_SERVER, _SAPPHIRE_RAPIDS, _ZEN_4), 20.0, 200.0),
     Tier("avx2", (_SKYLAKE, _HASWELL, _ZEN_4), 32.0, 430.0),

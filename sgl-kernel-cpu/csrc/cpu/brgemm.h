@@ -80,9 +80,9 @@ SGL_INLINE void micro_kernel(const float* a, int64_t a_stride, const float* part
     }
 #pragma GCC unroll 16
     for (int m = 0; m < ROWS; ++m) {
-      const Vec x = Dot::load_pair(a + m * a_stride + p * Dot::kFloatsPerPair);
+      const typename Dot::Pair x = Dot::load_pair(a + m * a_stride + p * Dot::kFloatsPerPair);
 #pragma GCC unroll 16
-      for (int i = 0; i < VECS; ++i) acc[m][i] = Dot::dot(x, b[i], acc[m][i]);
+      for (int i = 0; i < VECS; ++i) acc[m][i] = Dot::dot(x, b[i], acc[m][i], i);
     }
   }
 #pragma GCC unroll 16

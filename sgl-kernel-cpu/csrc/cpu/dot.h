@@ -47,13 +47,15 @@ struct DotF32 {
   static constexpr bool kWords = true;  // takes e4m3 weights as words, scaled by 1 / kWordScale
   using TileState = NoTileState;
 
-  SGL_INLINE Vec load_pair(const float* a) { return set_pair(a); }
+  using Pair = Vec;  // one k pair of a row of mat1, for all columns
+  SGL_INLINE Pair load_pair(const float* a) { return set_pair(a); }
   template <typename word_t>
   SGL_INLINE void load_weights(const word_t* words, Vec* weights) {
 #pragma GCC unroll 16
     for (int i = 0; i < kVecs; ++i) weights[i] = load_act(words + i * kLanes);
   }
-  SGL_INLINE Vec dot(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+  // Vector `i` of a k pair: c + a * b.
+  SGL_INLINE Vec dot(Pair a, Vec b, Vec c, int /*i*/) { return fma(a, b, c); }
   SGL_INLINE Vec fold(const Vec* chains) { return fold_pairs(chains[0], chains[1]); }
 
   // k elements of a row of mat1 as f32 times `scale`, then zeros up to padded_k.
@@ -110,8 +112,9 @@ struct DotBf16 : Bf16Pairs {
   static constexpr bool kFlushSubnormals = false;
   using TileState = NoTileState;
 
-  SGL_INLINE Vec load_pair(const float* a) { return set1(*a); }
-  SGL_INLINE Vec dot(Vec a, Vec b, Vec c) { return dot_bf16(a, b, c); }
+  using Pair = Vec;
+  SGL_INLINE Pair load_pair(const float* a) { return set1(*a); }
+  SGL_INLINE Vec dot(Pair a, Vec b, Vec c, int /*i*/) { return dot_bf16(a, b, c); }
   SGL_INLINE Vec fold(const Vec* chain) { return chain[0]; }
 };
 template <typename scalar_t>

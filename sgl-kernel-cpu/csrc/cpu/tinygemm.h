@@ -46,9 +46,9 @@ SGL_INLINE void accumulate(const float* a, int64_t a_stride, const weight_t* wei
     Dot::load_weights(weights + p * kPairElements, w);
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; ++m) {
-      const Vec x = Dot::load_pair(a + m * a_stride + p * Dot::kFloatsPerPair);
+      const typename Dot::Pair x = Dot::load_pair(a + m * a_stride + p * Dot::kFloatsPerPair);
 #pragma GCC unroll 16
-      for (int i = 0; i < kCount; ++i) sums[m][i] = Dot::dot(x, w[FIRST + i], sums[m][i]);
+      for (int i = 0; i < kCount; ++i) sums[m][i] = Dot::dot(x, w[FIRST + i], sums[m][i], FIRST + i);
     }
   }
   for (int m = 0; m < ROWS; ++m) {

@@ -48,7 +48,8 @@ SGL_INLINE void accumulate(const float* a, int64_t a_stride, const weight_t* wei
     for (int m = 0; m < ROWS; ++m) {
       const typename Dot::Pair x = Dot::load_pair(a + m * a_stride + p * Dot::kFloatsPerPair);
 #pragma GCC unroll 16
-      for (int i = 0; i < kCount; ++i) sums[m][i] = Dot::dot(x, w[FIRST + i], sums[m][i], FIRST + i);
+      for (int i = 0; i < kCount; ++i)
+        sums[m][i] = Dot::dot(x, w[FIRST + i], sums[m][i], FIRST + i);
     }
   }
   for (int m = 0; m < ROWS; ++m) {

@@ -26,8 +26,14 @@ class Weights:
 
     def copies(self, weight: Tensor) -> list[Tensor]:
         """So many copies that a copy has left the caches when its turn comes again."""
-        count = max(1, min(256, -(-self.rotated_bytes // weight.nbytes)))
-        return [weight.clone() for _ in range(count)]
+        return [weight.clone() for _ in range(self._count(weight))]
+
+    def packed_copies(self, weight: Tensor) -> list[Tensor]:
+        """The same, packed: each where the op puts it, which asks for huge pages."""
+        return [sgl_kernel.convert_weight_packed(weight) for _ in range(self._count(weight))]
+
+    def _count(self, weight: Tensor) -> int:
+        return max(1, min(256, -(-self.rotated_bytes // weight.nbytes)))
 
 
 def make_weights(shape: Shape, rotated_bytes: int) -> Weights:
@@ -79,9 +85,9 @@ def linear_methods(weights: Weights) -> list[Method]:
     channels = torch.rand(n) * 0.01 + 0.005
     blocks = torch.rand(-(-n // _BLOCK[0]), -(-k // _BLOCK[1])) * 0.01 + 0.005
     bias = torch.randn(n)
-    packed = weights.copies(sgl_kernel.convert_weight_packed(weights.source))
+    packed = weights.packed_copies(weights.source)
     dense = weights.source.to(torch.bfloat16)
-    packed_bf16 = weights.copies(sgl_kernel.convert_weight_packed(dense))
+    packed_bf16 = weights.packed_copies(dense)
     bf16, fp16 = torch.bfloat16, torch.float16
 
     def per_tensor(x: Tensor, i: int, bias: Tensor | None = None) -> Tensor:
@@ -147,9 +153,9 @@ def bmm_methods(weights: Weights) -> list[Method]:
     """``bmm_cpu`` with an e4m3 and with a bf16 weight."""
     shape = weights.shape
     scale = torch.rand(shape.batch) * 0.01 + 0.005
-    packed = weights.copies(sgl_kernel.convert_weight_packed(weights.source))
+    packed = weights.packed_copies(weights.source)
     dense = weights.source.to(torch.bfloat16)
-    packed_bf16 = weights.copies(sgl_kernel.convert_weight_packed(dense))
+    packed_bf16 = weights.packed_copies(dense)
 
     def multiply(x: Activations, mat2: Tensor, scale: Tensor | None) -> Tensor:
         out = torch.empty(shape.batch, x.m, shape.n, dtype=torch.bfloat16)

@@ -144,7 +144,7 @@ def measure_scaling(
     shape: Shape, weights: Weights, rows: Sequence[int], threads: int, rounds: int
 ) -> list[Scaling]:
     """The per-tensor op on one thread and on all, in turn."""
-    packed: list[Tensor] = weights.copies(sgl_kernel.convert_weight_packed(weights.source))
+    packed: list[Tensor] = weights.packed_copies(weights.source)
     scale = torch.tensor(0.01)
     found = []
     for m in rows:

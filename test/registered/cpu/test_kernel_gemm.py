@@ -254,16 +254,17 @@ def test_powers_of_two_pass_through(tier: str, m: int, power: int) -> None:
         assert torch.equal(run(mat1 * factor), run(mat1) * factor)
 
 
+@pytest.mark.parametrize("dtype", ACT_DTYPES)
 @pytest.mark.parametrize("tier", TIERS)
-def test_nan_and_infinity_reach_only_their_outputs(tier: str) -> None:
+def test_nan_and_infinity_reach_only_their_outputs(tier: str, dtype: torch.dtype) -> None:
     mat2 = random_weight(E4M3, 40, 64).float().clamp(1, 2).to(E4M3)
     mat2.view(torch.uint8)[7, 3] = 0xFF
-    mat1 = torch.ones(6, 64, dtype=torch.bfloat16)
+    mat1 = torch.ones(6, 64, dtype=dtype)
     mat1[2, 5] = torch.inf
     mat1[4, 0] = torch.nan
     with isa(tier):
         got = sgl_kernel.fp8_per_tensor_scaled_mm_cpu(
-            mat1, mat2, torch.tensor(1.0), None, torch.bfloat16, False
+            mat1, mat2, torch.tensor(1.0), None, dtype, False
         )
     is_nan = torch.zeros(6, 40, dtype=torch.bool)
     is_nan[:, 7] = True
@@ -273,3 +274,36 @@ def test_nan_and_infinity_reach_only_their_outputs(tier: str) -> None:
     is_inf[2] = True
     is_inf[2, 7] = False
     assert torch.equal(got.isinf(), is_inf)
+
+
+@pytest.mark.parametrize("m", [1, 2, 6, 20])
+@pytest.mark.parametrize("tier", TIERS)
+def test_rows_near_the_end_of_float32_are_exact(tier: str, m: int) -> None:
+    # From 2^120 on, a row leaves no room for the power of two that words of weights ask of it.
+    k = 1100
+    row = torch.zeros(k)
+    row[0], row[1], row[2], row[700] = 2.0**121, -1.5 * 2.0**119, 2.0**-90, 3.0
+    weight = torch.zeros(33, k)
+    weight[0, 0], weight[0, 1] = 1.5, 2.0**-9
+    weight[1, 2] = -448.0
+    weight[2, 700] = 2.0**-9
+    weight[32, 0], weight[32, 700] = -16.0, 0.0
+    expected = (row.double() @ weight.double().T).float().expand(m, 33)
+    mat1 = row.to(torch.bfloat16).expand(m, k).contiguous()
+    with isa(tier):
+        got = sgl_kernel.fp8_per_tensor_scaled_mm_cpu(
+            mat1, weight.to(E4M3), torch.tensor(1.0), None, torch.float32, False
+        )
+    torch.testing.assert_close(got, expected, rtol=2.0**-23, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ACT_DTYPES)
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_last_block_of_one_row(tier: str, dtype: torch.dtype) -> None:
+    # 20 blocks of 96 rows and one of a single row, which is not the path of a few rows.
+    m, n, k = 1921, 33, 600
+    mat1, mat2 = torch.randn(m, k).to(dtype), random_weight(E4M3, n, k)
+    scale = torch.tensor(0.5)
+    with isa(tier):
+        got = sgl_kernel.fp8_per_tensor_scaled_mm_cpu(mat1, mat2, scale, None, torch.float32, False)
+    check_close(got, *reference_mm(mat1, mat2, scale, None), f"{tier} {dtype}")

@@ -19,6 +19,7 @@ from sgl_kernel.attention import (
     extend_attention_cpu,
     fused_qkv_attention_cpu,
 )
+from sgl_kernel.graph import RecordingError, StepGraph, record
 from sgl_kernel.ops import (
     bmm_cpu,
     convert_weight_packed,
@@ -29,9 +30,11 @@ from sgl_kernel.ops import (
 )
 from sgl_kernel.packing import packed_index, unpack_rows
 from sgl_kernel.transformer import (
+    add_rmsnorm_cpu,
     fused_add_rmsnorm_cpu,
     fused_qk_norm_rope_store_cpu,
     fused_qk_rmsnorm_cpu,
+    packed_embedding_cpu,
     rmsnorm_cpu,
     rotary_embedding_cpu,
     silu_and_mul_cpu,
@@ -40,7 +43,10 @@ from sgl_kernel.transformer import (
 )
 
 __all__ = [
+    "RecordingError",
+    "StepGraph",
     "__version__",
+    "add_rmsnorm_cpu",
     "bmm_cpu",
     "convert_weight_packed",
     "cpu_info",
@@ -53,7 +59,9 @@ __all__ = [
     "fused_qk_norm_rope_store_cpu",
     "fused_qk_rmsnorm_cpu",
     "fused_qkv_attention_cpu",
+    "packed_embedding_cpu",
     "packed_index",
+    "record",
     "rmsnorm_cpu",
     "rotary_embedding_cpu",
     "set_isa",

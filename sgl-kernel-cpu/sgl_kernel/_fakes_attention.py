@@ -74,6 +74,7 @@ def _fused_qkv_attention_cpu(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    q_scale: Tensor | None = None,
 ) -> Tensor:
     return qkv.new_empty((qkv.shape[0], num_heads * v_cache.shape[2]))
 

@@ -17,10 +17,25 @@ def _rmsnorm_cpu(
     return _contiguous_like(input, out_dtype)
 
 
-def _fused_add_rmsnorm_cpu(
-    input: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
-) -> None:
+def _fused_add_rmsnorm_cpu(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
     pass
+
+
+def _add_rmsnorm_cpu(
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    return _contiguous_like(input, out_dtype)
+
+
+def _packed_embedding_cpu(
+    indices: Tensor, weight: Tensor, is_vnni: bool, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    shape = (indices.shape[0], weight.shape[1])
+    return weight.new_empty(shape, dtype=out_dtype or torch.bfloat16)
 
 
 def _silu_and_mul_cpu(input: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -83,6 +98,7 @@ def _fused_qk_norm_rope_store_cpu(
     indices: Tensor,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    q_scale: Tensor | None = None,
 ) -> None:
     pass
 
@@ -90,6 +106,8 @@ def _fused_qk_norm_rope_store_cpu(
 TRANSFORMER_FAKES: dict[str, Callable[..., Any]] = {
     "rmsnorm_cpu": _rmsnorm_cpu,
     "fused_add_rmsnorm_cpu": _fused_add_rmsnorm_cpu,
+    "add_rmsnorm_cpu": _add_rmsnorm_cpu,
+    "packed_embedding_cpu": _packed_embedding_cpu,
     "silu_and_mul_cpu": _silu_and_mul_cpu,
     "topk_softmax_cpu": _topk_softmax_cpu,
     "rotary_embedding_cpu": _rotary_embedding_cpu,

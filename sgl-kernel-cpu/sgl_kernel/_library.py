@@ -6,6 +6,8 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,36 @@ def set_isa(tier: str | None) -> None:
     error = _library().sgl_kernel_set_isa(None if tier is None else tier.encode())
     if error is not None:
         raise RuntimeError(error.decode())
+
+
+@dataclass(frozen=True)
+class GraphFunctions:
+    """The library's functions behind :mod:`sgl_kernel.graph`."""
+
+    begin: Callable[[], int | None]
+    end: Callable[[], None]
+    size: Callable[[int], int]
+    replay: Callable[[int], bytes | None]
+    free: Callable[[int], None]
+
+
+@functools.cache
+def graph_functions() -> GraphFunctions:
+    """Bound once: ctypes looks a function up by name, and a replay is timed in microseconds."""
+
+    def bind(name: str, result: type | None, *arguments: type) -> Any:
+        function = getattr(_library(), f"sgl_kernel_graph_{name}")
+        function.restype, function.argtypes = result, list(arguments)
+        return function
+
+    handle = ctypes.c_void_p
+    return GraphFunctions(
+        begin=bind("begin", handle),
+        end=bind("end", None),
+        size=bind("size", ctypes.c_int64, handle),
+        replay=bind("replay", ctypes.c_char_p, handle),
+        free=bind("free", None, handle),
+    )
 
 
 def active_tier() -> str:

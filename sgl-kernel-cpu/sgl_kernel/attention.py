@@ -163,6 +163,7 @@ def fused_qkv_attention_cpu(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    q_scale: Tensor | None = None,
 ) -> Tensor:
     """A layer's attention from the fused projection on, in one call: head norms, rotation, storing
     keys and values, attention. It decodes where every request has one new token, else it extends.
@@ -178,6 +179,7 @@ def fused_qkv_attention_cpu(
         extend_seq_lens: [B] new tokens, T in all, request after request in qkv. None: one each,
             B = T.
         sm_scale, logit_cap, sliding_window, sinks, k_scale, v_scale: see above.
+        q_scale: as in :func:`sgl_kernel.fused_qk_norm_rope_store_cpu`.
 
     Returns:
         [T, num_heads * v_head_dim] of qkv's dtype.
@@ -205,4 +207,5 @@ def fused_qkv_attention_cpu(
         sinks,
         k_scale,
         v_scale,
+        q_scale,
     )

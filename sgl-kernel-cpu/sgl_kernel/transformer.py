@@ -14,6 +14,25 @@ import torch
 from torch import Tensor
 
 
+def packed_embedding_cpu(
+    indices: Tensor, weight: Tensor, is_vnni: bool, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Rows of a token table: ``weight[indices]`` of the unpacked weight.
+
+    With tied embeddings the packed lm_head is the only copy of the table; this is its lookup.
+
+    Args:
+        indices: [T] int64 or int32.
+        weight: [N, K] bfloat16.
+        is_vnni: packed by :func:`sgl_kernel.convert_weight_packed`, else row-major.
+        out_dtype: float; bfloat16 when None.
+
+    Returns:
+        [T, K].
+    """
+    return torch.ops.sgl_kernel.packed_embedding_cpu(indices, weight, is_vnni, out_dtype)
+
+
 def rmsnorm_cpu(
     input: Tensor, weight: Tensor, eps: float, out_dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -31,9 +50,7 @@ def rmsnorm_cpu(
     return torch.ops.sgl_kernel.rmsnorm_cpu(input, weight, eps, out_dtype)
 
 
-def fused_add_rmsnorm_cpu(
-    input: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
-) -> None:
+def fused_add_rmsnorm_cpu(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
     """``residual += input``, then ``input = rmsnorm(residual)``, both in place.
 
     The norm is that of the float32 sum, before its rounding to residual's dtype.
@@ -43,9 +60,27 @@ def fused_add_rmsnorm_cpu(
         residual: [M, N] float, of any of the dtypes.
         weight: [N] float.
         eps: added to the mean square.
-        out: [M, N] float; takes the norm instead of input, which then stays as it is.
     """
-    torch.ops.sgl_kernel.fused_add_rmsnorm_cpu(input, residual, weight, eps, out)
+    torch.ops.sgl_kernel.fused_add_rmsnorm_cpu(input, residual, weight, eps)
+
+
+def add_rmsnorm_cpu(
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """:func:`fused_add_rmsnorm_cpu` that leaves input as it is.
+
+    Args:
+        input, residual, weight, eps: as there; only residual is written.
+        out_dtype: float; input's dtype when None.
+
+    Returns:
+        The norm, [M, N].
+    """
+    return torch.ops.sgl_kernel.add_rmsnorm_cpu(input, residual, weight, eps, out_dtype)
 
 
 def silu_and_mul_cpu(input: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -165,6 +200,7 @@ def fused_qk_norm_rope_store_cpu(
     indices: Tensor,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    q_scale: Tensor | None = None,
 ) -> None:
     """All that happens between the fused projection and attention, in one call.
 
@@ -178,6 +214,8 @@ def fused_qk_norm_rope_store_cpu(
         num_heads, num_kv_heads: heads of the queries, and of keys and values.
         q_weight, k_weight, eps: as in :func:`fused_qk_rmsnorm_cpu`, or None: no norm.
         k_cache, v_cache, indices, k_scale, v_scale: as in :func:`store_cache_cpu`.
+        q_scale: [max_position] float32, by which the queries at a position are multiplied after
+            the rotation (Llama 4, Ministral 3), or None.
     """
     torch.ops.sgl_kernel.fused_qk_norm_rope_store_cpu(
         qkv,
@@ -194,4 +232,5 @@ def fused_qk_norm_rope_store_cpu(
         indices,
         k_scale,
         v_scale,
+        q_scale,
     )

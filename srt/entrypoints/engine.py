@@ -44,9 +44,11 @@ class Engine:
             exact.
         enable_radix_cache: Keep keys and values of ended requests for those with the same prefix.
         chunked_prefill_size: Most prompt tokens of one forward pass; longer prompts take several.
-        enable_graph: Decode through torch.compile; compiling takes from seconds to minutes at
-            start.
-        graph_batch_sizes: Batch sizes to compile; None for powers of two up to
+        disable_graph: Run the operators of every decode pass from Python, instead of recording
+            and replaying them.
+        enable_torch_compile: Decode through torch.compile; compiling takes from seconds to minutes
+            at start.
+        compiled_batch_sizes: Batch sizes to compile; None for powers of two up to
             `max_running_requests`.
         packed_cache: Directory in which packed weights are kept, so that the next start maps them
             instead of packing; None for none.
@@ -73,8 +75,9 @@ class Engine:
         quantize_lm_head: bool = False,
         enable_radix_cache: bool = True,
         chunked_prefill_size: int = 512,
-        enable_graph: bool = False,
-        graph_batch_sizes: Sequence[int] | None = None,
+        disable_graph: bool = False,
+        enable_torch_compile: bool = False,
+        compiled_batch_sizes: Sequence[int] | None = None,
         packed_cache: str | Path | None = None,
         num_threads: int | None = None,
         progress: bool = True,
@@ -84,7 +87,7 @@ class Engine:
             ("max_total_tokens", max_total_tokens),
             ("chunked_prefill_size", chunked_prefill_size),
             ("num_threads", num_threads),
-            ("graph_batch_sizes", min(graph_batch_sizes or [1])),
+            ("compiled_batch_sizes", min(compiled_batch_sizes or [1])),
         ):
             if value is not None and value < 1:
                 raise RequestError(f"{name}: expected an integer >= 1, found {value}")
@@ -96,7 +99,7 @@ class Engine:
             quantization,
         )
         self.tokenizer: Any | None = load_tokenizer(self.model_config.path)
-        batch_sizes = graph_batch_sizes or default_batch_sizes(max_running_requests)
+        batch_sizes = compiled_batch_sizes or default_batch_sizes(max_running_requests)
         self._runner: ModelRunner | None = ModelRunner(
             self.model_config,
             max_running_requests=max_running_requests,
@@ -104,7 +107,8 @@ class Engine:
             mem_fraction=mem_fraction,
             kv_cache_dtype=kv_cache_dtype,
             quantize_lm_head=quantize_lm_head,
-            graph_batch_sizes=batch_sizes if enable_graph else (),
+            compiled_batch_sizes=batch_sizes if enable_torch_compile else (),
+            record_graphs=not disable_graph,
             progress=progress,
             packed_cache=None if packed_cache is None else Path(packed_cache),
         )

@@ -104,7 +104,15 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="most prompt tokens of one forward pass (default: %(default)s)",
     )
     group.add_argument(
-        "--enable-graph", action="store_true", help="compile decode with torch.compile at start"
+        "--disable-graph",
+        action="store_true",
+        help="run the operators of every decode pass from Python, instead of recording and "
+        "replaying them",
+    )
+    group.add_argument(
+        "--enable-torch-compile",
+        action="store_true",
+        help="compile decode with torch.compile at start",
     )
 
 
@@ -166,7 +174,8 @@ def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engi
         quantize_lm_head=args.quantize_lm_head,
         enable_radix_cache=not args.disable_radix_cache,
         chunked_prefill_size=args.chunked_prefill_size,
-        enable_graph=args.enable_graph,
+        disable_graph=args.disable_graph,
+        enable_torch_compile=args.enable_torch_compile,
     )
 
 

@@ -90,30 +90,23 @@ class RadixAttention(nn.Module):
             v_cache,
             batch.out_cache_loc,
         )
-        query_scale = None if rope is None else rope.query_scale(batch.positions)
-        if query_scale is None:
-            decodes = batch.forward_mode is ForwardMode.DECODE
-            out: Tensor = torch.ops.sgl_kernel.fused_qkv_attention_cpu.default(
-                qkv,
-                *heads,
-                batch.req_to_token,
-                batch.req_pool_indices,
-                batch.seq_lens,
-                None if decodes else batch.extend_seq_lens,
-                self.scale,
-                0.0,
-                self.sliding_window,
-                None,
-                k_scale,
-                v_scale,
-            )
-            return out
-        torch.ops.sgl_kernel.fused_qk_norm_rope_store_cpu.default(qkv, *heads, k_scale, v_scale)
-        q = qkv.narrow(1, 0, self.num_heads * self.head_dim).unflatten(1, (-1, self.head_dim))
-        q = (q * query_scale).to(q.dtype)
-        requests = (batch.req_to_token, batch.req_pool_indices, batch.seq_lens, *_extend_of(batch))
-        options = (self.scale, 0.0, self.sliding_window, None, k_scale, v_scale)
-        return _attend(q, k_cache, v_cache, *requests, options).flatten(1)
+        decodes = batch.forward_mode is ForwardMode.DECODE
+        out: Tensor = torch.ops.sgl_kernel.fused_qkv_attention_cpu.default(
+            qkv,
+            *heads,
+            batch.req_to_token,
+            batch.req_pool_indices,
+            batch.seq_lens,
+            None if decodes else batch.extend_seq_lens,
+            self.scale,
+            0.0,
+            self.sliding_window,
+            None,
+            k_scale,
+            v_scale,
+            None if rope is None else rope.query_scale,
+        )
+        return out
 
 
 def _extend_of(batch: ForwardBatch) -> tuple[Tensor | None, Tensor | None, int]:

@@ -37,6 +37,7 @@ class RMSNorm(nn.Module):
                 x, self.weight, self.eps, self.dtype
             )
             return normed
-        out = torch.empty_like(x, dtype=self.dtype)
-        torch.ops.sgl_kernel.fused_add_rmsnorm_cpu.default(x, residual, self.weight, self.eps, out)
-        return out
+        summed: Tensor = torch.ops.sgl_kernel.add_rmsnorm_cpu.default(
+            x, residual, self.weight, self.eps, self.dtype
+        )
+        return summed

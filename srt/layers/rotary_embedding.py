@@ -35,9 +35,12 @@ class RotaryEmbedding(nn.Module):
     Attributes:
         cos_sin_cache: `[max_position, d]` float32, the factors of each position, cosines before
             sines. Rows are valid, and take memory, up to what :meth:`prepare` has been told.
+        query_scale: `[max_position]` float32, by what the queries at a position are multiplied, or
+            None; valid like the rows.
     """
 
     cos_sin_cache: Tensor
+    query_scale: Tensor | None
 
     def __init__(
         self,
@@ -51,6 +54,8 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         table = torch.empty(max_position, 2 * inv_freq.numel(), device="cpu")
         self.register_buffer("cos_sin_cache", table, persistent=False)
+        scale = None if query_scaling is None else torch.empty(max_position, device="cpu")
+        self.register_buffer("query_scale", scale, persistent=False)
         self._inv_freq = inv_freq
         self._valid = 0
         self.attention_factor = attention_factor
@@ -69,14 +74,11 @@ class RotaryEmbedding(nn.Module):
             angles = positions[:, None] * self._inv_freq
             factors = torch.cat([angles.cos(), angles.sin()], dim=-1)
             self.cos_sin_cache[rows.start : rows.stop] = factors * self.attention_factor
+            if self.query_scaling is not None and self.query_scale is not None:
+                beta, length = self.query_scaling
+                scale = 1 + beta * torch.log1p(positions // length)
+                self.query_scale[rows.start : rows.stop] = scale
         self._valid = rows.stop
-
-    def query_scale(self, positions: Tensor) -> Tensor | None:
-        """By what the queries at positions `[T]` are multiplied: `[T, 1, 1]` float32, or None."""
-        if self.query_scaling is None:
-            return None
-        beta, length = self.query_scaling
-        return 1 + beta * torch.log1p((positions // length).to(torch.float32)).view(-1, 1, 1)
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated copies of `query` and `key`, `[T, heads, head_dim]` each, for positions `[T]`.

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import sgl_kernel
 from srt.layers.linear import Linear
 from srt.layers.parameter import ModelParameter
 from srt.layers.quantization.base_config import QuantizationConfig
@@ -39,11 +38,10 @@ class VocabEmbedding(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """`[T]` int64 to `[T, hidden_size]`."""
-        if self.packed:
-            rows = sgl_kernel.unpack_rows(self.weight, input_ids)
-        else:
-            rows = F.embedding(input_ids, self.weight)
-        return rows.to(self.dtype)
+        rows: Tensor = torch.ops.sgl_kernel.packed_embedding_cpu.default(
+            input_ids, self.weight, self.packed, self.dtype
+        )
+        return rows
 
 
 class LMHead(Linear):

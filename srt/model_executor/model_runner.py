@@ -22,6 +22,7 @@ from srt.model_executor.cpu_graph_runner import CPUGraphRunner
 from srt.model_executor.decode_buffers import DecodeBuffers
 from srt.model_executor.fast_attributes import flatten_attributes
 from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from srt.model_executor.step_graph_runner import StepGraphRunner
 from srt.model_loader.loader import load_model
 from srt.models.decoder import CausalLM
 from srt.utils.host_memory import read_host_memory
@@ -56,7 +57,8 @@ class ModelRunner:
         mem_fraction: Share of the memory that is free after loading which the KV cache may take.
         kv_cache_dtype: `auto` for the dtype of activations, or `fp8_e4m3`.
         quantize_lm_head: Hold the output projection in FP8 where the checkpoint has it in 16 bits.
-        graph_batch_sizes: Decode batch sizes to compile; empty for none.
+        compiled_batch_sizes: Decode batch sizes to compile; empty for none.
+        record_graphs: Record decode passes that are not compiled, and replay them.
         progress: Show progress bars.
         packed_cache: Directory in which packed weights are kept for the next start.
 
@@ -73,7 +75,8 @@ class ModelRunner:
         mem_fraction: float = DEFAULT_MEM_FRACTION,
         kv_cache_dtype: str = "auto",
         quantize_lm_head: bool = False,
-        graph_batch_sizes: Sequence[int] = (),
+        compiled_batch_sizes: Sequence[int] = (),
+        record_graphs: bool = True,
         progress: bool = True,
         packed_cache: Path | None = None,
     ) -> None:
@@ -106,7 +109,7 @@ class ModelRunner:
         self.kv_pool = TokenToKVPool(size, config.kv_layout, kv_dtype, kv_scales)
         self.allocator = TokenToKVPoolAllocator(size)
         self.req_to_token_pool = ReqToTokenPool(max_running_requests, config.context_length)
-        sizes = sorted(set(graph_batch_sizes))
+        sizes = sorted(set(compiled_batch_sizes))
         self._buffers = DecodeBuffers(
             max(max_running_requests, *sizes, 1), self.req_to_token_pool, self.kv_pool
         )
@@ -117,6 +120,7 @@ class ModelRunner:
             self.graph_runner.capture(progress=progress)
         else:
             flatten_attributes(self.model)
+        self.step_graph_runner = StepGraphRunner(self.model) if record_graphs else None
 
     @torch.inference_mode()
     def extend(self, inputs: Sequence[ExtendInput]) -> Tensor:
@@ -173,7 +177,7 @@ class ModelRunner:
             seq_lens: Tokens of each request, this one included.
 
         Returns:
-            Logits `[B, vocab_size]`, float32, of the next token.
+            Logits `[B, vocab_size]`, float32, of the next token; valid until the next pass.
         """
         count = len(token_ids)
         self.model.prepare_positions(max(seq_lens, default=1))
@@ -182,9 +186,10 @@ class ModelRunner:
             if size is not None:
                 batch = self._buffers.fill(token_ids, req_pool_indices, seq_lens, size)
                 return self.graph_runner.replay(batch)[:count]
-        logits: Tensor = self.model(
-            self._buffers.fill(token_ids, req_pool_indices, seq_lens, count)
-        )
+        batch = self._buffers.fill(token_ids, req_pool_indices, seq_lens, count)
+        if self.step_graph_runner is not None:
+            return self.step_graph_runner.run(batch)
+        logits: Tensor = self.model(batch)
         return logits
 
 

@@ -62,11 +62,12 @@ class ContiguousRunner:
 
     def decode(self, inputs: Sequence[DecodeInput]) -> Tensor:
         """Computes one token of each request; returns the logits of the next."""
-        return self.runner.decode(
+        logits = self.runner.decode(
             [part.token_id for part in inputs],
             [self._row(part.cache_start, part.position + 1) for part in inputs],
             [part.position + 1 for part in inputs],
         )
+        return logits.clone()
 
     def _row(self, start: int, length: int) -> int:
         pool = self.runner.req_to_token_pool

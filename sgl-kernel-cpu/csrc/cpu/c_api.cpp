@@ -2,20 +2,20 @@
 #include <stdexcept>
 #include <string>
 
+#include "c_api.h"
 #include "dispatch.h"
 
-#define SGL_EXPORT extern "C" __attribute__((visibility("default")))
+namespace sgl_kernel {
 
-namespace {
-
-// One buffer per thread: the caller copies the string before it calls again.
-const char* keep(std::string text) {
+const char* keep_text(std::string text) {
   static thread_local std::string kept;
   kept = std::move(text);
   return kept.c_str();
 }
 
-}  // namespace
+}  // namespace sgl_kernel
+
+using sgl_kernel::keep_text;
 
 // Selects a tier by name; null or "" selects the best. Returns null, or the error message.
 SGL_EXPORT const char* sgl_kernel_set_isa(const char* name) {
@@ -23,7 +23,7 @@ SGL_EXPORT const char* sgl_kernel_set_isa(const char* name) {
     sgl_kernel::set_active_tier(name);
     return nullptr;
   } catch (const std::exception& e) {
-    return keep(e.what());
+    return keep_text(e.what());
   }
 }
 
@@ -33,10 +33,10 @@ SGL_EXPORT const char* sgl_kernel_check_isa() {
     sgl_kernel::active_tier();
     return nullptr;
   } catch (const std::exception& e) {
-    return keep(e.what());
+    return keep_text(e.what());
   }
 }
 
 SGL_EXPORT const char* sgl_kernel_cpu_info() {
-  return keep(sgl_kernel::cpu_info_json());
+  return keep_text(sgl_kernel::cpu_info_json());
 }

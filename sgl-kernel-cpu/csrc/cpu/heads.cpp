@@ -30,6 +30,13 @@ static void rotate_interleaved(float* x, const float* cos, const float* sin, int
   }
 }
 
+static void scale_row(float* x, int64_t n, float factor) {
+  const Vec f = set1(factor);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(x + i, mul(load(x + i), f));
+  for (; i < n; ++i) x[i] *= factor;
+}
+
 static void divide_row(float* x, int64_t n, float divisor) {
   const Vec d = set1(divisor);
   int64_t i = 0;
@@ -66,7 +73,8 @@ void heads_kernel_impl(const HeadsArgs& args, TaskRange tokens, float* scratch) 
                                      t * group.src_token_stride + h * group.src_head_stride);
         void* dst = element_at(group.dst, group.dst_type,
                                place * group.dst_token_stride + h * group.dst_head_stride);
-        const bool copies = weights[g] == nullptr && !group.rotate && group.dst_scale == 1.f;
+        const bool copies = weights[g] == nullptr && !group.rotate && group.dst_scale == 1.f &&
+                            group.position_scale == nullptr;
         if (copies && group.src_type == group.dst_type) {
           memmove(dst, src, static_cast<size_t>(group.head_dim * element_size(group.src_type)));
           continue;
@@ -75,6 +83,9 @@ void heads_kernel_impl(const HeadsArgs& args, TaskRange tokens, float* scratch) 
         if (weights[g] != nullptr) rms_norm_row(x, weights[g], group.head_dim, args.eps);
         if (group.rotate) {
           (args.is_neox ? rotate_neox : rotate_interleaved)(x, cos, cos + half, half);
+        }
+        if (group.position_scale != nullptr) {
+          scale_row(x, group.head_dim, group.position_scale[args.positions[t]]);
         }
         if (group.dst_scale != 1.f) divide_row(x, group.head_dim, group.dst_scale);
         store_row(x, group.head_dim, group.dst_type, dst);

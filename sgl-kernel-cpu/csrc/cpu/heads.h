@@ -28,6 +28,7 @@ struct HeadGroup {
   const void* weight = nullptr;  // [head_dim] of the norm, or null: no norm
   ElementType weight_type = ElementType::f32;
   bool rotate = false;
+  const float* position_scale = nullptr;  // [position] factors after the rotation, or null: none
 };
 
 struct HeadsArgs {

@@ -9,6 +9,7 @@
 #include "packing.h"
 #include "rows.h"
 #include "torch_checks.h"
+#include "torch_steps.h"
 
 namespace sgl_kernel {
 
@@ -65,7 +66,8 @@ inline void check_float_out_dtype(const Checker& check, ScalarType dtype) {
 class Indices {
  public:
   Indices(const Checker& check, const Tensor& t, const char* argument, int64_t count,
-          const char* count_of, int64_t limit, const char* limit_of) {
+          const char* count_of, int64_t limit, const char* limit_of)
+      : check_(check), argument_(argument), count_(count), limit_(limit), limit_of_(limit_of) {
     check.dense_cpu(t, argument);
     check.dtype(t, argument, {ScalarType::Long, ScalarType::Int});
     check.rank(t, argument, 1, count_of);
@@ -74,28 +76,44 @@ class Indices {
     if (t.scalar_type() == ScalarType::Long) {
       data_ = static_cast<const int64_t*>(t.const_data_ptr());
     } else {
-      const int32_t* narrow = static_cast<const int32_t*>(t.const_data_ptr());
-      owned_.assign(narrow, narrow + count);
+      narrow_ = static_cast<const int32_t*>(t.const_data_ptr());
+      owned_.resize(static_cast<size_t>(count));
       data_ = owned_.data();
     }
-    for (int64_t i = 0; i < count; ++i) {
-      if (data_[i] < 0 || data_[i] >= limit) {
-        check.fail(argument,
-                   std::string("indices in [0, ") + std::to_string(limit) + ") (" + limit_of + ")",
-                   data_[i], " at ", i);
-      }
-    }
+    refresh();
   }
   Indices(const Indices&) = delete;
   Indices& operator=(const Indices&) = delete;
+
+  // Reads and checks the tensor's elements as they are now; data() stays where it is.
+  void refresh() {
+    if (narrow_ != nullptr) owned_.assign(narrow_, narrow_ + count_);
+    for (int64_t i = 0; i < count_; ++i) {
+      if (data_[i] < 0 || data_[i] >= limit_) {
+        check_.fail(
+            argument_,
+            std::string("indices in [0, ") + std::to_string(limit_) + ") (" + limit_of_ + ")",
+            data_[i], " at ", i);
+      }
+    }
+  }
 
   const int64_t* data() const { return data_; }
   int64_t operator[](int64_t i) const { return data_[i]; }
 
  private:
+  const Checker check_;
+  const char* argument_;
+  int64_t count_;
+  int64_t limit_;
+  const char* limit_of_;
   const int64_t* data_ = nullptr;
+  const int32_t* narrow_ = nullptr;
   std::vector<int64_t> owned_;
 };
+
+// Indices of a step, shared with the graph that may keep it.
+using SharedIndices = std::shared_ptr<Indices>;
 
 // A thread should have at least this many elements; starting one costs a few microseconds.
 constexpr int64_t kMinElementsPerThread = int64_t{1} << 14;

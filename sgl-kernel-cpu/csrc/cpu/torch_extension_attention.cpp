@@ -3,6 +3,7 @@
 // A decode step falls into equal blocks of keys, a prefill into blocks of queries whose costs
 // differ: there each thread takes the next one when it is done. Neither changes a bit of a result.
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -24,6 +25,8 @@ struct Batch {
   std::optional<Indices> seq_lens;
   std::vector<int64_t> extend_lens;
   std::vector<int64_t> extend_starts;
+  int64_t tokens = 0;  // rows of queries
+  int64_t slots = 0;   // of the cache
 };
 
 void set_cache_side(const Checker& check, const Tensor& cache, const char* argument,
@@ -138,8 +141,36 @@ void check_slots(const Checker& check, const T* table, int64_t begin, int64_t en
   }
 }
 
-// Lengths and places of the requests; batch.extend_lens and extend_starts are filled. Everything
-// that the kernels will follow is looked at here.
+// Everything that the kernels will follow is looked at here: it may change from one run of a graph to
+// the next.
+void check_requests(const Checker& check, const Batch& batch, const AttentionArgs& args) {
+  for (int64_t r = 0; r < args.requests; ++r) {
+    const int64_t length = batch.extend_lens[r], start = batch.extend_starts[r];
+    // One token of a request of length 0 is padding.
+    if (length > max_i64(1, args.seq_lens[r])) {
+      check.fail("extend_seq_lens", "0 to seq_lens, " + std::to_string(args.seq_lens[r]), length,
+                 " for request ", r);
+    }
+    if (start > batch.tokens - length) {
+      check.fail("extend_start_loc",
+                 "0 to T - extend_seq_lens, " + std::to_string(batch.tokens - length), start,
+                 " for request ", r);
+    }
+    if (length == 0) continue;
+    const int64_t row = args.req_pool_indices[r] * args.req_stride;
+    const int64_t begin = args.first_key(r, 0);
+    const int64_t end = args.seq_lens[r] - (args.k.fresh == nullptr ? 0 : length);
+    if (args.wide_slots) {
+      check_slots(check, static_cast<const int64_t*>(args.req_to_token) + row, begin, end,
+                  batch.slots, r);
+    } else {
+      check_slots(check, static_cast<const int32_t*>(args.req_to_token) + row, begin, end,
+                  batch.slots, r);
+    }
+  }
+}
+
+// Lengths and places of the requests, checked; batch->extend_lens and extend_starts are filled.
 void set_requests(const Checker& check, const Tensor& req_to_token, const Tensor& req_pool_indices,
                   const Tensor& seq_lens, int64_t tokens, int64_t slots, Batch* batch,
                   AttentionArgs* args) {
@@ -152,6 +183,8 @@ void set_requests(const Checker& check, const Tensor& req_to_token, const Tensor
                               req_to_token.size(0), "rows of req_to_token");
   batch->seq_lens.emplace(check, seq_lens, "seq_lens", requests, "requests",
                           req_to_token.size(1) + 1, "columns of req_to_token");
+  batch->tokens = tokens;
+  batch->slots = slots;
   args->requests = requests;
   args->req_to_token = req_to_token.const_data_ptr();
   args->wide_slots = req_to_token.scalar_type() == ScalarType::Long;
@@ -160,57 +193,64 @@ void set_requests(const Checker& check, const Tensor& req_to_token, const Tensor
   args->seq_lens = batch->seq_lens->data();
   args->extend_lens = batch->extend_lens.data();
   args->extend_starts = batch->extend_starts.data();
-  for (int64_t r = 0; r < requests; ++r) {
-    const int64_t length = batch->extend_lens[r], start = batch->extend_starts[r];
-    // One token of a request of length 0 is padding.
-    if (length > max_i64(1, args->seq_lens[r])) {
-      check.fail("extend_seq_lens", "0 to seq_lens, " + std::to_string(args->seq_lens[r]), length,
-                 " for request ", r);
-    }
-    if (start > tokens - length) {
-      check.fail("extend_start_loc", "0 to T - extend_seq_lens, " + std::to_string(tokens - length),
-                 start, " for request ", r);
-    }
-    if (length == 0) continue;
-    const int64_t row = args->req_pool_indices[r] * args->req_stride;
-    const int64_t begin = args->first_key(r, 0);
-    const int64_t end = args->seq_lens[r] - (args->k.fresh == nullptr ? 0 : length);
-    if (args->wide_slots) {
-      check_slots(check, static_cast<const int64_t*>(args->req_to_token) + row, begin, end, slots,
-                  r);
-    } else {
-      check_slots(check, static_cast<const int32_t*>(args->req_to_token) + row, begin, end, slots,
-                  r);
-    }
-  }
+  check_requests(check, *batch, *args);
 }
 
 // Multiply-adds that a thread should have at least.
 constexpr int64_t kMinAttentionWork = int64_t{1} << 17;
 
-void run_decode(const AttentionArgs& args) {
-  const TransformerKernels& kernels = transformer_kernels(active_tier());
-  std::vector<int64_t> begins(static_cast<size_t>(args.requests + 1), 0);
-  for (int64_t r = 0; r < args.requests; ++r) {
-    begins[r + 1] = begins[r] + args.num_kv_heads * args.key_blocks(r);
-  }
-  const int64_t tasks = begins[args.requests];
+// A decode step and what its kernels point to, which a graph keeps.
+struct DecodeStep {
+  explicit DecodeStep(const Checker& op) : check(op) {}
+
+  const Checker check;
+  Batch batch;
+  AttentionArgs args;
   DecodePlan plan;
-  plan.task_begins = begins.data();
-  plan.partials =
-      static_cast<float*>(thread_buffer<AttentionPartials>(tasks * partial_floats(args) * 4));
+  std::vector<int64_t> task_begins;
+
+  int64_t tasks() const { return task_begins.back(); }
+
+  // Cuts the work by the lengths as they are now. Partial results lie in memory of this thread.
+  void make_plan() {
+    task_begins.assign(static_cast<size_t>(args.requests + 1), 0);
+    for (int64_t r = 0; r < args.requests; ++r) {
+      task_begins[r + 1] = task_begins[r] + args.num_kv_heads * args.key_blocks(r);
+    }
+    plan.task_begins = task_begins.data();
+    plan.partials =
+        static_cast<float*>(thread_buffer<AttentionPartials>(tasks() * partial_floats(args) * 4));
+  }
+
+  // What a graph does before it runs the step again.
+  void refresh() {
+    batch.pool_indices->refresh();
+    batch.seq_lens->refresh();
+    check_requests(check, batch, args);
+    make_plan();
+  }
+};
+
+void run_decode(const std::shared_ptr<DecodeStep>& step) {
+  const TransformerKernels* kernels = &transformer_kernels(active_tier());
+  const AttentionArgs& args = step->args;
+  step->make_plan();
   // Reading a key or value costs about as much as eight multiply-adds.
   const int64_t task_work = kKeyBlock * (args.head_dim + args.v_head_dim) * (args.group() + 8);
-  torch::stable::parallel_for(
-      0, tasks, max_i64(1, kMinAttentionWork / task_work), [&](int64_t begin, int64_t end) {
-        kernels.decode_attention(args, plan, {begin, end}, attention_memory(args));
+  run_step(
+      step->tasks(), max_i64(1, kMinAttentionWork / task_work),
+      [step] {
+        step->refresh();
+        return step->tasks();
+      },
+      [kernels, step](TaskRange tasks) {
+        kernels->decode_attention(step->args, step->plan, tasks, attention_memory(step->args));
       });
   const int64_t pairs = args.requests * args.num_kv_heads;
-  const int64_t pair_work = partial_floats(args) * max_i64(1, tasks / max_i64(1, pairs));
-  torch::stable::parallel_for(
-      0, pairs, max_i64(1, kMinAttentionWork / pair_work), [&](int64_t begin, int64_t end) {
-        kernels.merge_attention(args, plan, {begin, end}, attention_memory(args));
-      });
+  const int64_t pair_work = partial_floats(args) * max_i64(1, step->tasks() / max_i64(1, pairs));
+  run_step(pairs, max_i64(1, kMinAttentionWork / pair_work), [kernels, step](TaskRange pairs) {
+    kernels->merge_attention(step->args, step->plan, pairs, attention_memory(step->args));
+  });
 }
 
 void run_extend(const AttentionArgs& args) {
@@ -253,13 +293,13 @@ void decode_attention_cpu(const Tensor& query, Tensor k_cache, Tensor v_cache, T
   check.rank(query, "query", 3, "[B, heads, head_dim]");
   const int64_t requests = query.size(0);
   const Options options{sm_scale, logit_cap, sliding_window, sinks, k_scale, v_scale};
-  AttentionArgs args =
-      cache_args(check, k_cache, v_cache, "k_cache", "v_cache", query.size(1), options);
+  const auto step = std::make_shared<DecodeStep>(check);
+  AttentionArgs& args = step->args;
+  args = cache_args(check, k_cache, v_cache, "k_cache", "v_cache", query.size(1), options);
   set_queries(check, query, "query", output, "output", &args);
-  Batch batch;
-  set_decode_batch(requests, &batch);
-  set_requests(check, req_to_token, req_pool_indices, seq_lens, requests, k_cache.size(0), &batch,
-               &args);
+  set_decode_batch(requests, &step->batch);
+  set_requests(check, req_to_token, req_pool_indices, seq_lens, requests, k_cache.size(0),
+               &step->batch, &args);
   if (key.has_value() != value.has_value() || key.has_value() != loc.has_value()) {
     check.fail("key, value, loc", "all three or none", "some of them");
   }
@@ -271,13 +311,13 @@ void decode_attention_cpu(const Tensor& query, Tensor k_cache, Tensor v_cache, T
     heads.groups[1] = heads_of(check, *value, "value", args.v_head_dim);
     check.size(*key, "key", 0, requests, "B of query");
     check.size(*value, "value", 0, requests, "B of query");
-    const Indices slots(check, *loc, "loc", requests, "B of query", k_cache.size(0),
-                        "slots of k_cache");
-    set_cache(check, k_cache, "k_cache", slots, k_scale, "k_scale", &heads.groups[0]);
-    set_cache(check, v_cache, "v_cache", slots, v_scale, "v_scale", &heads.groups[1]);
-    run_heads(heads);
+    const auto slots = std::make_shared<Indices>(check, *loc, "loc", requests, "B of query",
+                                                 k_cache.size(0), "slots of k_cache");
+    set_cache(check, k_cache, "k_cache", *slots, k_scale, "k_scale", &heads.groups[0]);
+    set_cache(check, v_cache, "v_cache", *slots, v_scale, "v_scale", &heads.groups[1]);
+    run_heads(heads, {slots});
   }
-  run_decode(args);
+  run_decode(step);
 }
 
 void extend_attention_cpu(const Tensor& q_extend, const std::optional<Tensor>& k_extend,
@@ -289,6 +329,7 @@ void extend_attention_cpu(const Tensor& q_extend, const std::optional<Tensor>& k
                           double logit_cap, int64_t sliding_window,
                           const std::optional<Tensor>& sinks, double k_scale, double v_scale) {
   const Checker check("extend_attention_cpu");
+  refuse_recording(check);
   check_float_dtype(check, q_extend, "q_extend");
   check.rank(q_extend, "q_extend", 3, "[T, heads, head_dim]");
   const int64_t tokens = q_extend.size(0);
@@ -327,18 +368,22 @@ Tensor fused_qkv_attention_cpu(Tensor qkv, const Tensor& positions, const Tensor
                                const Tensor& req_pool_indices, const Tensor& seq_lens,
                                const std::optional<Tensor>& extend_seq_lens, double sm_scale,
                                double logit_cap, int64_t sliding_window,
-                               const std::optional<Tensor>& sinks, double k_scale, double v_scale) {
+                               const std::optional<Tensor>& sinks, double k_scale, double v_scale,
+                               const std::optional<Tensor>& q_scale) {
   const Checker check("fused_qkv_attention_cpu");
   const QkvHeads heads(check, qkv, positions, cos_sin_cache, is_neox, num_heads, num_kv_heads,
-                       q_weight, k_weight, eps, k_cache, v_cache, indices, k_scale, v_scale);
+                       q_weight, k_weight, eps, k_cache, v_cache, indices, k_scale, v_scale,
+                       q_scale);
   const int64_t tokens = qkv.size(0);
   const Options options{sm_scale, logit_cap, sliding_window, sinks, k_scale, v_scale};
-  AttentionArgs args =
-      cache_args(check, k_cache, v_cache, "k_cache", "v_cache", num_heads, options);
+  const auto step = std::make_shared<DecodeStep>(check);
+  AttentionArgs& args = step->args;
+  args = cache_args(check, k_cache, v_cache, "k_cache", "v_cache", num_heads, options);
 
-  Batch batch;
+  Batch& batch = step->batch;
   bool decodes = true;
   if (extend_seq_lens.has_value()) {
+    refuse_recording(check);
     check.dense_cpu(*extend_seq_lens, "extend_seq_lens");
     check.rank(*extend_seq_lens, "extend_seq_lens", 1, "[requests]");
     const int64_t requests = extend_seq_lens->size(0);
@@ -370,8 +415,8 @@ Tensor fused_qkv_attention_cpu(Tensor qkv, const Tensor& positions, const Tensor
   args.out = out.mutable_data_ptr();
   args.out_token_stride = shape[1];
   args.out_head_stride = args.v_head_dim;
-  run_heads(heads.args());
-  decodes ? run_decode(args) : run_extend(args);
+  heads.run();
+  decodes ? run_decode(step) : run_extend(args);
   return out;
 }
 
@@ -396,7 +441,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
       "Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor indices, Tensor req_to_token, Tensor "
       "req_pool_indices, Tensor seq_lens, Tensor? extend_seq_lens, float sm_scale, float "
       "logit_cap=0.0, int sliding_window=0, Tensor? sinks=None, float k_scale=1.0, float "
-      "v_scale=1.0) -> Tensor");
+      "v_scale=1.0, Tensor? q_scale=None) -> Tensor");
 }
 
 // Not the CPU key, see torch_extension_cpu.cpp.

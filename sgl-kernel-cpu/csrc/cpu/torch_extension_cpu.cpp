@@ -1,8 +1,5 @@
 // The ops: check the arguments, allocate the output, split the work over threads, call the kernels.
 // Built on LibTorch's stable ABI, so one binary serves every Torch from 2.10 on.
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,27 +7,14 @@
 #include "dispatch.h"
 #include "gemm.h"
 #include "huge_pages.h"
-#include "torch_checks.h"
+#include "torch_common.h"
 
 namespace sgl_kernel {
 namespace {
 
-// Scratch of the calling thread: grows to the largest call seen, and is reused.
-void* thread_scratch(int64_t bytes) {
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  static thread_local std::unique_ptr<void, Free> buffer;
-  static thread_local int64_t capacity = 0;
-  if (capacity < bytes) {
-    const int64_t rounded = round_up(bytes, 4096);
-    buffer.reset();
-    capacity = 0;
-    buffer.reset(std::aligned_alloc(64, static_cast<size_t>(rounded)));
-    if (buffer == nullptr) throw std::bad_alloc();
-    capacity = rounded;
-  }
-  return buffer.get();
+struct GemmScratch;
+void* gemm_scratch(int64_t bytes) {
+  return thread_buffer<GemmScratch>(bytes);
 }
 
 // A thread should have at least this many multiply-adds; starting one costs a few microseconds.
@@ -114,12 +98,11 @@ Tensor run_linear(GemmArgs args, const Tensor& mat1, ScalarType out_dtype) {
   Tensor out = torch::stable::new_empty(mat1, {shape, 2}, out_dtype);
   args.out = out.mutable_data_ptr();
   args.out_stride = args.N;
-  const KernelTable& table = kernel_table(active_tier());
+  const KernelTable* table = &kernel_table(active_tier());
   const int64_t scratch_bytes = gemm_scratch_bytes(args);
-  torch::stable::parallel_for(0, gemm_task_count(args), gemm_grain(args),
-                              [&](int64_t begin, int64_t end) {
-                                run_gemm(table, args, {begin, end}, thread_scratch(scratch_bytes));
-                              });
+  run_step(gemm_task_count(args), gemm_grain(args), [table, args, scratch_bytes](TaskRange tasks) {
+    run_gemm(*table, args, tasks, gemm_scratch(scratch_bytes));
+  });
   return out;
 }
 
@@ -256,16 +239,16 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
     args.scale_batch_stride = scale->numel() == 1 ? 0 : 1;
   }
 
-  const KernelTable& table = kernel_table(active_tier());
+  const KernelTable* table = &kernel_table(active_tier());
   const int64_t scratch_bytes = gemm_scratch_bytes(gemm);
-  torch::stable::parallel_for(0, bmm_task_count(args), gemm_grain(gemm),
-                              [&](int64_t begin, int64_t end) {
-                                run_bmm(table, args, {begin, end}, thread_scratch(scratch_bytes));
-                              });
+  run_step(bmm_task_count(args), gemm_grain(gemm), [table, args, scratch_bytes](TaskRange tasks) {
+    run_bmm(*table, args, tasks, gemm_scratch(scratch_bytes));
+  });
 }
 
 Tensor convert_weight_packed(const Tensor& weight) {
   const Checker check("convert_weight_packed");
+  refuse_recording(check);
   check.dense_cpu(weight, "weight");
   check.dtype(weight, "weight", {ScalarType::Float8_e4m3fn, ScalarType::BFloat16});
   const int64_t dims = weight.dim();

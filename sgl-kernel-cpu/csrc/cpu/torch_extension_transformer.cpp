@@ -1,8 +1,10 @@
 // The ops between the products: norms, activations, rotary embedding, the KV cache, the router.
 // They check the arguments, allocate the output and split rows or tokens over threads.
+#include <memory>
 #include <optional>
 #include <tuple>
 
+#include "embedding.h"
 #include "torch_heads.h"
 #include "transformer_tiers.h"
 
@@ -16,9 +18,8 @@ const TransformerKernels& kernels() {
 void run_rms_norm(const RmsNormArgs& args) {
   const auto kernel = kernels().rms_norm;
   const int64_t floats = rms_norm_scratch(args);
-  torch::stable::parallel_for(
-      0, args.rows, row_grain(args.columns),
-      [&](int64_t begin, int64_t end) { kernel(args, {begin, end}, row_scratch(floats)); });
+  run_step(args.rows, row_grain(args.columns),
+           [kernel, args, floats](TaskRange rows) { kernel(args, rows, row_scratch(floats)); });
 }
 
 Tensor rmsnorm_cpu(const Tensor& input, const Tensor& weight, double eps,
@@ -55,22 +56,15 @@ Tensor rmsnorm_cpu(const Tensor& input, const Tensor& weight, double eps,
   return out;
 }
 
-void fused_add_rmsnorm_cpu(Tensor input, Tensor residual, const Tensor& weight, double eps,
-                           const std::optional<Tensor>& out) {
-  const Checker check("fused_add_rmsnorm_cpu");
+// input + residual into the residual, and the norm of the sum into `out`, a 2-D tensor like input.
+RmsNormArgs add_norm_args(const Checker& check, const Tensor& input, const Tensor& residual,
+                          const Tensor& weight, double eps) {
   check_rows(check, input, "input");
   check_rows(check, residual, "residual");
   check.positive(input, "input", 1, "N");
   check.size(residual, "residual", 0, input.size(0), "M of input");
   check.size(residual, "residual", 1, input.size(1), "N of input");
   set_weight(check, weight, "weight", input.size(1), "N of input");
-  const Tensor& target = out.has_value() ? *out : input;
-  if (out.has_value()) {
-    check_rows(check, *out, "out");
-    check.size(*out, "out", 0, input.size(0), "M of input");
-    check.size(*out, "out", 1, input.size(1), "N of input");
-  }
-
   RmsNormArgs args;
   args.rows = input.size(0);
   args.columns = input.size(1);
@@ -83,10 +77,64 @@ void fused_add_rmsnorm_cpu(Tensor input, Tensor residual, const Tensor& weight, 
   args.residual_stride = residual.stride(0);
   args.weight = weight.const_data_ptr();
   args.weight_type = element_type(weight.scalar_type());
-  args.out = target.mutable_data_ptr();
-  args.out_type = element_type(target.scalar_type());
-  args.out_group_stride = target.stride(0);
+  return args;
+}
+
+void run_add_norm(RmsNormArgs args, const Tensor& out) {
+  args.out = out.mutable_data_ptr();
+  args.out_type = element_type(out.scalar_type());
+  args.out_group_stride = out.stride(0);
   run_rms_norm(args);
+}
+
+void fused_add_rmsnorm_cpu(Tensor input, Tensor residual, const Tensor& weight, double eps) {
+  const Checker check("fused_add_rmsnorm_cpu");
+  run_add_norm(add_norm_args(check, input, residual, weight, eps), input);
+}
+
+Tensor add_rmsnorm_cpu(const Tensor& input, Tensor residual, const Tensor& weight, double eps,
+                       std::optional<ScalarType> out_dtype) {
+  const Checker check("add_rmsnorm_cpu");
+  const RmsNormArgs args = add_norm_args(check, input, residual, weight, eps);
+  const ScalarType dtype = out_dtype.value_or(input.scalar_type());
+  check_float_out_dtype(check, dtype);
+  Tensor out = torch::stable::new_empty(input, input.sizes(), dtype);
+  run_add_norm(args, out);
+  return out;
+}
+
+Tensor packed_embedding_cpu(const Tensor& indices, const Tensor& weight, bool is_vnni,
+                            std::optional<ScalarType> out_dtype) {
+  const Checker check("packed_embedding_cpu");
+  check.dense_cpu(weight, "weight");
+  check.dtype(weight, "weight", {ScalarType::BFloat16});
+  check.rank(weight, "weight", 2, "[N, K]");
+  check.contiguous(weight, "weight");
+  check.dense_cpu(indices, "indices");
+  check.rank(indices, "indices", 1, "[T]");
+  const ScalarType dtype = out_dtype.value_or(ScalarType::BFloat16);
+  check_float_out_dtype(check, dtype);
+  const int64_t tokens = indices.size(0);
+  const auto rows = std::make_shared<Indices>(check, indices, "indices", tokens, "T",
+                                              weight.size(0), "rows of weight");
+  EmbeddingArgs args;
+  args.rows = rows->data();
+  args.N = weight.size(0);
+  args.K = weight.size(1);
+  args.table = static_cast<const bf16_t*>(weight.const_data_ptr());
+  args.is_vnni = is_vnni;
+  const int64_t shape[2] = {tokens, args.K};
+  Tensor out = torch::stable::new_empty(weight, {shape, 2}, dtype);
+  args.out = out.mutable_data_ptr();
+  args.out_type = element_type(dtype);
+  run_step(
+      tokens, row_grain(args.K),
+      [rows, tokens] {
+        rows->refresh();
+        return tokens;
+      },
+      [args](TaskRange tokens) { embed_rows(args, tokens); });
+  return out;
 }
 
 Tensor silu_and_mul_cpu(const Tensor& input, std::optional<ScalarType> out_dtype) {
@@ -112,8 +160,8 @@ Tensor silu_and_mul_cpu(const Tensor& input, std::optional<ScalarType> out_dtype
   args.out = out.mutable_data_ptr();
   args.out_type = element_type(dtype);
   const auto kernel = kernels().silu_and_mul;
-  torch::stable::parallel_for(0, args.rows, row_grain(4 * args.columns),
-                              [&](int64_t begin, int64_t end) { kernel(args, {begin, end}); });
+  run_step(args.rows, row_grain(4 * args.columns),
+           [kernel, args](TaskRange rows) { kernel(args, rows); });
   return out;
 }
 
@@ -146,9 +194,8 @@ std::tuple<Tensor, Tensor> topk_softmax_cpu(const Tensor& hidden_states,
   args.ids = static_cast<int32_t*>(ids.mutable_data_ptr());
   const auto kernel = kernels().topk_softmax;
   const int64_t floats = topk_softmax_scratch(args);
-  torch::stable::parallel_for(
-      0, args.rows, row_grain(args.experts * (4 + topk)),
-      [&](int64_t begin, int64_t end) { kernel(args, {begin, end}, row_scratch(floats)); });
+  run_step(args.rows, row_grain(args.experts * (4 + topk)),
+           [kernel, args, floats](TaskRange rows) { kernel(args, rows, row_scratch(floats)); });
   return {weights, ids};
 }
 
@@ -175,13 +222,14 @@ std::tuple<Tensor, Tensor> rotary_embedding_cpu(const Tensor& positions, const T
   check.size(key, "key", 0, args.tokens, "T of query");
   check.dtype(key, "key", {query.scalar_type()});
   check_cos_sin(check, cos_sin_cache);
-  const Indices checked(check, positions, "positions", args.tokens, "T of query",
-                        cos_sin_cache.size(0), "rows of cos_sin_cache");
-  set_rotation(check, cos_sin_cache, head_size, is_neox, checked, &args);
+  const auto checked =
+      std::make_shared<Indices>(check, positions, "positions", args.tokens, "T of query",
+                                cos_sin_cache.size(0), "rows of cos_sin_cache");
+  set_rotation(check, cos_sin_cache, head_size, is_neox, *checked, &args);
   args.groups[0].rotate = args.groups[1].rotate = true;
   Tensor query_out = new_heads(query, &args.groups[0]);
   Tensor key_out = new_heads(key, &args.groups[1]);
-  run_heads(args);
+  run_heads(args, {checked});
   return {query_out, key_out};
 }
 
@@ -207,7 +255,7 @@ std::tuple<Tensor, Tensor> fused_qk_rmsnorm_cpu(const Tensor& q, const Tensor& k
   set_norm(check, k_weight, "k_weight", &args.groups[1]);
   Tensor q_out = new_heads(q, &args.groups[0]);
   Tensor k_out = new_heads(k, &args.groups[1]);
-  run_heads(args);
+  run_heads(args, {});
   return {q_out, k_out};
 }
 
@@ -226,11 +274,11 @@ void store_cache_cpu(const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_
   if (row_dim.has_value() && *row_dim != row) {
     check.fail("row_dim", "heads * head_dim of k, " + std::to_string(row) + ", or None", *row_dim);
   }
-  const Indices slots(check, indices, "indices", args.tokens, "T of k", k_cache.size(0),
-                      "slots of k_cache");
-  set_cache(check, k_cache, "k_cache", slots, k_scale, "k_scale", &args.groups[0]);
-  set_cache(check, v_cache, "v_cache", slots, v_scale, "v_scale", &args.groups[1]);
-  run_heads(args);
+  const auto slots = std::make_shared<Indices>(check, indices, "indices", args.tokens, "T of k",
+                                               k_cache.size(0), "slots of k_cache");
+  set_cache(check, k_cache, "k_cache", *slots, k_scale, "k_scale", &args.groups[0]);
+  set_cache(check, v_cache, "v_cache", *slots, v_scale, "v_scale", &args.groups[1]);
+  run_heads(args, {slots});
 }
 
 void fused_qk_norm_rope_store_cpu(Tensor qkv, const Tensor& positions, const Tensor& cos_sin_cache,
@@ -238,11 +286,12 @@ void fused_qk_norm_rope_store_cpu(Tensor qkv, const Tensor& positions, const Ten
                                   const std::optional<Tensor>& q_weight,
                                   const std::optional<Tensor>& k_weight, double eps, Tensor k_cache,
                                   Tensor v_cache, const Tensor& indices, double k_scale,
-                                  double v_scale) {
+                                  double v_scale, const std::optional<Tensor>& q_scale) {
   const Checker check("fused_qk_norm_rope_store_cpu");
   const QkvHeads heads(check, qkv, positions, cos_sin_cache, is_neox, num_heads, num_kv_heads,
-                       q_weight, k_weight, eps, k_cache, v_cache, indices, k_scale, v_scale);
-  run_heads(heads.args());
+                       q_weight, k_weight, eps, k_cache, v_cache, indices, k_scale, v_scale,
+                       q_scale);
+  heads.run();
 }
 
 }  // namespace
@@ -250,10 +299,16 @@ void fused_qk_norm_rope_store_cpu(Tensor qkv, const Tensor& positions, const Ten
 
 STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
   m.def(
+      "packed_embedding_cpu(Tensor indices, Tensor weight, bool is_vnni, ScalarType? "
+      "out_dtype=None) -> Tensor");
+  m.def(
       "rmsnorm_cpu(Tensor input, Tensor weight, float eps, ScalarType? out_dtype=None) -> Tensor");
   m.def(
-      "fused_add_rmsnorm_cpu(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, "
-      "Tensor(c!)? out=None) -> ()");
+      "fused_add_rmsnorm_cpu(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps) -> "
+      "()");
+  m.def(
+      "add_rmsnorm_cpu(Tensor input, Tensor(a!) residual, Tensor weight, float eps, ScalarType? "
+      "out_dtype=None) -> Tensor");
   m.def("silu_and_mul_cpu(Tensor input, ScalarType? out_dtype=None) -> Tensor");
   m.def(
       "topk_softmax_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) -> "
@@ -271,13 +326,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
       "fused_qk_norm_rope_store_cpu(Tensor(a!) qkv, Tensor positions, Tensor cos_sin_cache, bool "
       "is_neox, int num_heads, int num_kv_heads, Tensor? q_weight, Tensor? k_weight, float eps, "
       "Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor indices, float k_scale=1.0, float "
-      "v_scale=1.0) -> ()");
+      "v_scale=1.0, Tensor? q_scale=None) -> ()");
 }
 
 // Not the CPU key, see torch_extension_cpu.cpp.
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
+  m.impl("packed_embedding_cpu", TORCH_BOX(&sgl_kernel::packed_embedding_cpu));
   m.impl("rmsnorm_cpu", TORCH_BOX(&sgl_kernel::rmsnorm_cpu));
   m.impl("fused_add_rmsnorm_cpu", TORCH_BOX(&sgl_kernel::fused_add_rmsnorm_cpu));
+  m.impl("add_rmsnorm_cpu", TORCH_BOX(&sgl_kernel::add_rmsnorm_cpu));
   m.impl("silu_and_mul_cpu", TORCH_BOX(&sgl_kernel::silu_and_mul_cpu));
   m.impl("topk_softmax_cpu", TORCH_BOX(&sgl_kernel::topk_softmax_cpu));
   m.impl("rotary_embedding_cpu", TORCH_BOX(&sgl_kernel::rotary_embedding_cpu));

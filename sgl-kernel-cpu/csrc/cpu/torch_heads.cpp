@@ -20,16 +20,20 @@ void check_rows(const Checker& check, const Tensor& t, const char* argument) {
   }
 }
 
-void run_heads(const HeadsArgs& args) {
+void run_heads(const HeadsArgs& args, const std::vector<SharedIndices>& indices) {
   const auto kernel = transformer_kernels(active_tier()).heads;
   const int64_t floats = heads_scratch(args);
   int64_t elements = 0;
   for (int64_t g = 0; g < args.group_count; ++g) {
     elements += args.groups[g].heads * args.groups[g].head_dim;
   }
-  torch::stable::parallel_for(0, args.tokens, row_grain(elements), [&](int64_t begin, int64_t end) {
-    kernel(args, {begin, end}, row_scratch(floats));
-  });
+  run_step(
+      args.tokens, row_grain(elements),
+      [tokens = args.tokens, indices] {
+        for (const SharedIndices& checked : indices) checked->refresh();
+        return tokens;
+      },
+      [kernel, args, floats](TaskRange tokens) { kernel(args, tokens, row_scratch(floats)); });
 }
 
 HeadGroup heads_of(const Checker& check, const Tensor& t, const char* argument, int64_t head_dim) {
@@ -121,7 +125,8 @@ QkvHeads::QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positi
                    const Tensor& cos_sin_cache, bool is_neox, int64_t num_heads,
                    int64_t num_kv_heads, const std::optional<Tensor>& q_weight,
                    const std::optional<Tensor>& k_weight, double eps, const Tensor& k_cache,
-                   const Tensor& v_cache, const Tensor& indices, double k_scale, double v_scale) {
+                   const Tensor& v_cache, const Tensor& indices, double k_scale, double v_scale,
+                   const std::optional<Tensor>& q_scale) {
   check_caches(check, k_cache, v_cache);
   check_rows(check, qkv, "qkv");
   if (num_heads < 0) check.fail("num_heads", "0 or more", num_heads);
@@ -144,11 +149,13 @@ QkvHeads::QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positi
   args.tokens = qkv.size(0);
   args.group_count = 3;
   args.eps = static_cast<float>(eps);
-  const Indices& checked =
-      positions_.emplace(check, positions, "positions", args.tokens, "T of qkv",
-                         cos_sin_cache.size(0), "rows of cos_sin_cache");
-  const Indices& slots = slots_.emplace(check, indices, "indices", args.tokens, "T of qkv",
-                                        k_cache.size(0), "slots of k_cache");
+  indices_.push_back(std::make_shared<Indices>(check, positions, "positions", args.tokens,
+                                               "T of qkv", cos_sin_cache.size(0),
+                                               "rows of cos_sin_cache"));
+  indices_.push_back(std::make_shared<Indices>(check, indices, "indices", args.tokens, "T of qkv",
+                                               k_cache.size(0), "slots of k_cache"));
+  const Indices& checked = *indices_[0];
+  const Indices& slots = *indices_[1];
   const ElementType type = element_type(qkv.scalar_type());
   void* data = qkv.mutable_data_ptr();
   const int64_t heads[3] = {num_heads, num_kv_heads, num_kv_heads};
@@ -175,6 +182,14 @@ QkvHeads::QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positi
   if (q_weight.has_value()) set_norm(check, *q_weight, "q_weight", &args.groups[0]);
   if (k_weight.has_value()) set_norm(check, *k_weight, "k_weight", &args.groups[1]);
   set_rotation(check, cos_sin_cache, head_dim, is_neox, checked, &args);
+  if (q_scale.has_value()) {
+    check.dense_cpu(*q_scale, "q_scale");
+    check.dtype(*q_scale, "q_scale", {ScalarType::Float});
+    check.rank(*q_scale, "q_scale", 1, "[max_position]");
+    check.size(*q_scale, "q_scale", 0, cos_sin_cache.size(0), "rows of cos_sin_cache");
+    check.contiguous(*q_scale, "q_scale");
+    args.groups[0].position_scale = static_cast<const float*>(q_scale->const_data_ptr());
+  }
 }
 
 }  // namespace sgl_kernel

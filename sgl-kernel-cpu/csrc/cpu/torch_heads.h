@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "torch_common.h"
 #include "transformer_tiers.h"
@@ -13,7 +14,8 @@ void set_weight(const Checker& check, const Tensor& weight, const char* argument
                 const char* meaning);
 // A 2-D tensor that is written: its rows do not overlap.
 void check_rows(const Checker& check, const Tensor& t, const char* argument);
-void run_heads(const HeadsArgs& args);
+// `indices`: what args points to.
+void run_heads(const HeadsArgs& args, const std::vector<SharedIndices>& indices);
 // Heads of a [T, heads * head_dim] or [T, heads, head_dim] tensor with strided tokens and heads.
 HeadGroup heads_of(const Checker& check, const Tensor& t, const char* argument, int64_t head_dim);
 void set_rotation(const Checker& check, const Tensor& cos_sin_cache, int64_t head_dim, bool is_neox,
@@ -28,21 +30,20 @@ void check_cache(const Checker& check, const Tensor& cache, const char* argument
 void check_caches(const Checker& check, const Tensor& k_cache, const Tensor& v_cache);
 
 // What fused ops do with a fused projection: queries normalised and rotated in place, keys too on
-// their way into the cache, values into the cache. Keeps the index tensors that args() points to.
+// their way into the cache, values into the cache.
 class QkvHeads {
  public:
   QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positions,
            const Tensor& cos_sin_cache, bool is_neox, int64_t num_heads, int64_t num_kv_heads,
            const std::optional<Tensor>& q_weight, const std::optional<Tensor>& k_weight, double eps,
            const Tensor& k_cache, const Tensor& v_cache, const Tensor& indices, double k_scale,
-           double v_scale);
+           double v_scale, const std::optional<Tensor>& q_scale);
 
-  const HeadsArgs& args() const { return args_; }
+  void run() const { run_heads(args_, indices_); }
 
  private:
   HeadsArgs args_;
-  std::optional<Indices> positions_;
-  std::optional<Indices> slots_;
+  std::vector<SharedIndices> indices_;
 };
 
 }  // namespace sgl_kernel

@@ -242,7 +242,7 @@ def test_streams_are_read_in_any_order(engine: Engine, path: Path) -> None:
         ("max_running_requests", 0),
         ("chunked_prefill_size", 0),
         ("num_threads", 0),
-        ("graph_batch_sizes", [4, 0]),
+        ("compiled_batch_sizes", [4, 0]),
     ],
 )
 def test_bad_options(path: Path, option: str, value: Any) -> None:

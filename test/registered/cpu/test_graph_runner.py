@@ -41,7 +41,7 @@ def runners(tmp_path_factory: pytest.TempPathFactory) -> tuple[ContiguousRunner,
     model_config = ModelConfig.from_pretrained(path)
     eager = ContiguousRunner(model_config, max_total_tokens=CACHE_SIZE)
     graph = ContiguousRunner(
-        model_config, max_total_tokens=CACHE_SIZE, graph_batch_sizes=BATCH_SIZES, progress=False
+        model_config, max_total_tokens=CACHE_SIZE, compiled_batch_sizes=BATCH_SIZES, progress=False
     )
     return eager, graph
 

@@ -239,7 +239,7 @@ def test_compiled_decode(architecture: str, tmp_path: Path) -> None:
     config = ARCHITECTURES[architecture]
     write_model(tmp_path, "fbgemm", config, make_tensors(config))
     eager = Session(tmp_path, "float16")
-    compiled = Session(tmp_path, "float16", graph_batch_sizes=[1])
+    compiled = Session(tmp_path, "float16", compiled_batch_sizes=[1])
     for session in (eager, compiled):
         session.prefill(TOKENS[:PROMPT_LEN])
     for token in TOKENS[PROMPT_LEN:]:

@@ -1,0 +1,21 @@
+// Rows of a token table, which may be packed for the output projection that shares it.
+#pragma once
+
+#include "gemm.h"
+#include "rows.h"
+
+namespace sgl_kernel {
+
+struct EmbeddingArgs {
+  const int64_t* rows = nullptr;  // of the table, one a token
+  const bf16_t* table = nullptr;  // [N, K]
+  int64_t N = 0;
+  int64_t K = 0;
+  bool is_vnni = false;  // packed by pack_weight_blocks, else row-major
+  void* out = nullptr;   // [tokens, K] contiguous
+  ElementType out_type = ElementType::bf16;
+};
+
+void embed_rows(const EmbeddingArgs& args, TaskRange tokens);
+
+}  // namespace sgl_kernel

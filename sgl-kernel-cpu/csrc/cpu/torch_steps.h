@@ -1,0 +1,33 @@
+// How the ops run their work: on Torch's threads, and into a graph while one is recorded.
+#pragma once
+
+#include <utility>
+
+#include "step_graph.h"
+#include "torch_checks.h"
+
+namespace sgl_kernel {
+
+// The graph that this thread records, or null.
+StepGraph*& recorded_graph();
+
+// For ops whose work would not be the same when it is run again.
+void refuse_recording(const Checker& check);
+
+// Runs tasks [0, count), at least `grain` for a thread. `run` takes a TaskRange; where a graph is
+// recorded it is kept and run again, and so must hold all that it needs but the memory of tensors.
+// `prepare` gives count anew and looks at whatever may have changed since.
+template <typename Prepare, typename Run>
+void run_step(int64_t count, int64_t grain, const Prepare& prepare, const Run& run) {
+  torch::stable::parallel_for(0, count, grain,
+                              [&](int64_t begin, int64_t end) { run(TaskRange{begin, end}); });
+  if (StepGraph* graph = recorded_graph()) graph->add({prepare, grain, run});
+}
+
+// The same for work that depends on shapes alone.
+template <typename Run>
+void run_step(int64_t count, int64_t grain, const Run& run) {
+  run_step(count, grain, [count] { return count; }, run);
+}
+
+}  // namespace sgl_kernel

@@ -1,0 +1,59 @@
+"""Decode without Python: the operators of a pass are recorded when a batch size first occurs, and
+run again in one call for every later pass of that size.
+
+The kernels are those of an eager pass and give the same bits. What a pass reads, from tokens to the
+request table, lies in the memory that :class:`DecodeBuffers` reuses, and lengths are looked at anew
+each time.
+"""
+
+import logging
+
+import torch
+from torch import Tensor, nn
+
+from sgl_kernel import RecordingError, StepGraph, record
+from srt.model_executor.forward_batch_info import ForwardBatch
+
+logger = logging.getLogger(__name__)
+
+# A graph keeps every activation of its pass. Larger batches gain little, since their kernels take
+# longer while the calls do not.
+MAX_BATCH_SIZE = 8
+
+
+class StepGraphRunner:
+    """Runs decode passes, recorded where that is possible.
+
+    Args:
+        model: A loaded model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._graphs: dict[int, tuple[StepGraph, Tensor]] = {}
+        # Why passes of this model cannot be recorded, once that has turned out.
+        self.refusal: str | None = None
+
+    @property
+    def recorded_sizes(self) -> tuple[int, ...]:
+        """Batch sizes that are replayed from now on."""
+        return tuple(sorted(self._graphs))
+
+    @torch.inference_mode()
+    def run(self, batch: ForwardBatch) -> Tensor:
+        """Logits `[B, vocab_size]` of a batch of :class:`DecodeBuffers`, valid until the next pass."""
+        size = batch.input_ids.shape[0]
+        recorded = self._graphs.get(size)
+        if recorded is not None:
+            graph, logits = recorded
+            graph.replay()
+            return logits
+        if size <= MAX_BATCH_SIZE and self.refusal is None:
+            try:
+                self._graphs[size] = record(lambda: self._model(batch))
+                return self._graphs[size][1]
+            except RecordingError as error:
+                self.refusal = str(error)
+                logger.info("decode passes of this model run one by one: %s", error)
+        eager: Tensor = self._model(batch)
+        return eager

@@ -39,7 +39,7 @@ def runners(tmp_path_factory: pytest.TempPathFactory) -> tuple[ContiguousRunner,
         {"quant_method": "fp8"},
     )
     model_config = ModelConfig.from_pretrained(path)
-    eager = ContiguousRunner(model_config, max_total_tokens=CACHE_SIZE)
+    eager = ContiguousRunner(model_config, max_total_tokens=CACHE_SIZE, record_graphs=False)
     graph = ContiguousRunner(
         model_config, max_total_tokens=CACHE_SIZE, compiled_batch_sizes=BATCH_SIZES, progress=False
     )

@@ -361,16 +361,17 @@ def test_fused_op_gives_the_bits_of_its_parts(
     work = qkv.clone()
     options = Options(sliding_window=50, sinks=torch.randn(heads))
     scales = pool.k_scale, pool.v_scale
+    q_scale = torch.rand(128) + 0.5
     with isa(tier):
         got = sgl_kernel.fused_qkv_attention_cpu(
             qkv, positions, angles, True, heads, kv_heads, *weights, 1e-6, pool.k_cache,
             pool.v_cache, slots, pool.req_to_token, pool.req_pool_indices, torch.tensor(seq_lens),
             None if extend_lens is None else torch.tensor(extend_lens), 0.2, 0.0, 50,
-            options.sinks, *scales,
+            options.sinks, *scales, q_scale,
         )  # fmt: skip
         sgl_kernel.fused_qk_norm_rope_store_cpu(
             work, positions, angles, True, heads, kv_heads, *weights, 1e-6, parts.k_cache,
-            parts.v_cache, slots, *scales,
+            parts.v_cache, slots, *scales, q_scale,
         )  # fmt: skip
         q = work[:, : heads * dim].unflatten(1, (heads, dim))
         expected = extend(q, parts, seq_lens, lens, 0.2, options)

@@ -59,7 +59,7 @@ def test_rmsnorm_takes_heads_of_a_fused_projection(tier: str) -> None:
 
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("tier", TIERS)
-def test_fused_add_rmsnorm(tier: str, n: int) -> None:
+def test_add_rmsnorm(tier: str, n: int) -> None:
     for rows, dtype, residual_dtype, out_dtype in itertools.product(
         (0, 1, 4), DTYPES, DTYPES, (None, *DTYPES)
     ):
@@ -72,16 +72,17 @@ def test_fused_add_rmsnorm(tier: str, n: int) -> None:
         total = branch.float() + residual.float()
         stored = total.to(residual_dtype)
         expected, bound = reference_rmsnorm(total, weight, 1e-5)
-        out = None if out_dtype is None else torch.full((rows, n), torch.nan, dtype=out_dtype)
-        before = branch.clone()
+        before, other_residual = branch.clone(), storage.clone()[:, 1 : n + 1]
         with isa(tier):
-            sgl_kernel.fused_add_rmsnorm_cpu(branch, residual, weight, 1e-5, out)
+            normed = sgl_kernel.add_rmsnorm_cpu(branch, residual, weight, 1e-5, out_dtype)
+            assert torch.equal(branch, before)
+            sgl_kernel.fused_add_rmsnorm_cpu(branch, other_residual, weight, 1e-5)
         case = f"{tier} {rows}x{n} {dtype} {residual_dtype} {out_dtype}"
-        assert torch.equal(residual, stored), case
         assert torch.equal(storage[:, [0, n + 1]], edges), case
-        check_close(branch if out is None else out, expected, bound, case)
-        if out is not None:
-            assert torch.equal(branch, before), case
+        assert normed.dtype == (out_dtype or dtype)
+        for result, summed in ((normed, residual), (branch, other_residual)):
+            assert torch.equal(summed, stored), case
+            check_close(result, expected, bound, case)
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -170,6 +171,7 @@ def test_bits_depend_on_neither_threads_nor_rows(tier: str) -> None:
         sgl_kernel.fused_add_rmsnorm_cpu(branch, residual, weight, 1e-5)
         return [
             sgl_kernel.rmsnorm_cpu(x[:rows], weight, 1e-5),
+            sgl_kernel.add_rmsnorm_cpu(x[:rows], x[:rows].float(), weight, 1e-5),
             branch,
             residual,
             sgl_kernel.silu_and_mul_cpu(x[:rows]),
@@ -210,7 +212,11 @@ WEIGHT = torch.ones(8)
             (ROW, WEIGHT.expand(2, 8), WEIGHT, 1e-5),
             "residual: expected rows that do not overlap",
         ),
-        ("fused_add_rmsnorm_cpu", (ROW, ROW, WEIGHT, 1e-5, ROW[:1]), "out: expected size 2"),
+        ("fused_add_rmsnorm_cpu", (ROW[:, :0], ROW[:, :0], WEIGHT[:0], 1e-5), "input: expected N"),
+        ("add_rmsnorm_cpu", (ROW, ROW[:1], WEIGHT, 1e-5), "residual: expected size 2"),
+        ("add_rmsnorm_cpu", (ROW, ROW, WEIGHT[:7], 1e-5), "weight: expected size 8"),
+        ("add_rmsnorm_cpu", (ROW.int(), ROW, WEIGHT, 1e-5), "input: expected dtype float32"),
+        ("add_rmsnorm_cpu", (ROW, ROW, WEIGHT, 1e-5, torch.int8), "out_dtype: expected float32"),
         ("silu_and_mul_cpu", (ROW[:, :7],), "input: expected an even size"),
         ("silu_and_mul_cpu", (ROW[0],), r"input: expected \[M, 2 N\]"),
         ("silu_and_mul_cpu", (ROW, torch.int8), "out_dtype: expected float32"),

@@ -149,8 +149,8 @@ def test_every_half_is_rounded_to_the_nearest_code(tier: str) -> None:
 @pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize("tier", TIERS)
 def test_fused_qk_norm_rope_store(tier: str, with_norm: bool, cache_dtype: torch.dtype) -> None:
-    for tokens, dtype, (head, v_head), is_neox in itertools.product(
-        (0, 1, 6), DTYPES, ((64, 64), (24, 10)), (True, False)
+    for tokens, dtype, (head, v_head), is_neox, with_scale in itertools.product(
+        (0, 1, 6), DTYPES, ((64, 64), (24, 10)), (True, False), (True, False)
     ):
         q_end, k_end = 3 * head, 5 * head
         storage = torch.randn(tokens, k_end + 2 * v_head + 4).to(dtype)
@@ -163,13 +163,14 @@ def test_fused_qk_norm_rope_store(tier: str, with_norm: bool, cache_dtype: torch
         if with_norm:
             weights = torch.rand(head) + 1, torch.rand(head) + 1
         scales = (0.02, 0.5) if cache_dtype == E4M3 else (1.0, 1.0)
+        q_scale = torch.rand(50) + 0.5 if with_scale else None
         with isa(tier):
             sgl_kernel.fused_qk_norm_rope_store_cpu(
                 qkv, positions, cache, is_neox, 3, 2, *weights, 1e-6, k_cache, v_cache,
-                slots, *scales,
+                slots, *scales, q_scale,
             )  # fmt: skip
         assert torch.equal(storage[:, q_end:], before[:, q_end:])
-        case = f"{tier} {tokens} {dtype} {head} {is_neox}"
+        case = f"{tier} {tokens} {dtype} {head} {is_neox} {with_scale}"
 
         q, k, v = (
             part.reshape(tokens, part.shape[1] // size, size)
@@ -192,6 +193,10 @@ def test_fused_qk_norm_rope_store(tier: str, with_norm: bool, cache_dtype: torch
                 bound = bound + unit * (expected.abs() + bound) + scales[0] * 2.0**-10
                 check_close(got.float(), expected, bound, case)
             else:
+                if q_scale is not None:
+                    factor = q_scale[positions].view(-1, 1, 1).double()
+                    expected, bound = expected * factor, bound * factor
+                    bound = bound + U * expected.abs()
                 check_close(qkv[:, :q_end].reshape(expected.shape), expected, bound, case)
         stored = (v.float() / scales[1]).to(cache_dtype)
         assert torch.equal(v_cache[slots].float(), stored.float()), case
@@ -280,6 +285,18 @@ QKV = torch.zeros(2, 20)
          (QKV, AT, ANGLES, True, 1, 2, None, None, 1e-6, CACHE, CACHE, AT), "k_cache: expected s"),
         ("fused_qk_norm_rope_store_cpu",
          (QKV, AT, ANGLES, True, 3, 1, torch.ones(3), None, 1e-6, CACHE, CACHE, AT), "q_weight: e"),
+        *[
+            ("fused_qk_norm_rope_store_cpu",
+             (QKV, AT, ANGLES, True, 3, 1, None, None, 1e-6, CACHE, CACHE, AT, 1.0, 1.0, q_scale),
+             message)
+            for q_scale, message in (
+                (torch.ones(7), r"q_scale: expected size 8 \(rows of cos_sin_cache\)"),
+                (torch.ones(8).half(), "q_scale: expected dtype float32, got float16"),
+                (torch.ones(8, 1), r"q_scale: expected \[max_position\] \(1-D\)"),
+                (torch.ones(16)[::2], "q_scale: expected a contiguous tensor"),
+                (torch.ones(8, device="meta"), "q_scale: expected a tensor on cpu, got meta"),
+            )
+        ],
     ],
 )  # fmt: skip
 def test_wrong_arguments(op: str, arguments: tuple[object, ...], message: str) -> None:

@@ -75,6 +75,7 @@ class GraphFunctions:
     end: Callable[[], None]
     size: Callable[[int], int]
     replay: Callable[[int], bytes | None]
+    refused: Callable[[], bool]
     free: Callable[[int], None]
 
 
@@ -93,6 +94,7 @@ def graph_functions() -> GraphFunctions:
         end=bind("end", None),
         size=bind("size", ctypes.c_int64, handle),
         replay=bind("replay", ctypes.c_char_p, handle),
+        refused=bind("refused", ctypes.c_bool),
         free=bind("free", None, handle),
     )
 

@@ -9,8 +9,7 @@ void embed_rows_as(const EmbeddingArgs& args, TaskRange tokens) {
     const int64_t row = args.rows[t];
     out_t* out = static_cast<out_t*>(args.out) + t * args.K;
     for (int64_t k = 0; k < args.K; ++k) {
-      const int64_t place =
-          args.is_vnni ? packed_index(args.N, args.K, row, k) : row * args.K + k;
+      const int64_t place = args.is_vnni ? packed_index(args.N, args.K, row, k) : row * args.K + k;
       from_float(to_float(args.table[place]), out + k);
     }
   }

@@ -28,11 +28,12 @@ void pause_briefly() {
 template <typename Done>
 void wait_until(const Done& done) {
   constexpr int kLooks = 2000;
-  for (int looks = 0; !done(); ++looks) looks < kLooks ? pause_briefly() : std::this_thread::yield();
+  for (int looks = 0; !done(); ++looks)
+    looks < kLooks ? pause_briefly() : std::this_thread::yield();
 }
 
-// The tasks of a step that a thread begins with, and what is left of them. The step's number is part
-// of the word: a thread that comes late, when the word belongs to another step, takes nothing.
+// The tasks of a step that a thread begins with, and what is left of them. The step's number is
+// part of the word: a thread that comes late, when the word belongs to another step, takes nothing.
 struct alignas(64) Share {
   std::atomic<uint64_t> left{0};
 };
@@ -101,8 +102,8 @@ class Run {
     for (uint64_t p = 0; p < parts; ++p) take_from(shares_[(me + p) % parts], number);
   }
 
-  // Takes half of what is left, again and again: few calls while there is much, and the last to
-  // finish is at most a task late.
+  // Takes half of what is left, again and again: few calls while there is much, single tasks at the
+  // end, where threads wait for each other.
   void take_from(Share& share, uint64_t number) {
     uint64_t left = share.left.load(std::memory_order_acquire);
     for (;;) {

@@ -141,8 +141,8 @@ void check_slots(const Checker& check, const T* table, int64_t begin, int64_t en
   }
 }
 
-// Everything that the kernels will follow is looked at here: it may change from one run of a graph to
-// the next.
+// Everything that the kernels will follow is looked at here: it may change from one run of a graph
+// to the next.
 void check_requests(const Checker& check, const Batch& batch, const AttentionArgs& args) {
   for (int64_t r = 0; r < args.requests; ++r) {
     const int64_t length = batch.extend_lens[r], start = batch.extend_starts[r];

@@ -41,7 +41,9 @@ class StepGraphRunner:
 
     @torch.inference_mode()
     def run(self, batch: ForwardBatch) -> Tensor:
-        """Logits `[B, vocab_size]` of a batch of :class:`DecodeBuffers`, valid until the next pass."""
+        """Logits `[B, vocab_size]` of a batch of :class:`DecodeBuffers`; the next pass may write
+        over them.
+        """
         size = batch.input_ids.shape[0]
         recorded = self._graphs.get(size)
         if recorded is not None:

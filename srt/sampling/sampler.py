@@ -1,5 +1,6 @@
 """From logits to the next tokens."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -37,13 +38,11 @@ def sample(
     Returns:
         Token ids; None for a row with NaN or infinity, which has none.
     """
-    largest, most_likely = logits.max(dim=-1)
-    tokens: list[int | None] = most_likely.tolist()
-    # NaN is the largest of all to max, so that this sees every row that cannot be sampled.
-    finite = largest.isfinite()
-    all_finite = bool(finite.all())
+    array = logits.numpy()
+    tokens: list[int | None] = array.argmax(axis=-1).tolist()
     for row, (row_params, generator) in enumerate(zip(params, generators, strict=True)):
-        if not all_finite and not finite[row]:
+        # NaN is the largest of all to argmax, so that this sees every row that cannot be sampled.
+        if not math.isfinite(array[row, tokens[row]]):
             tokens[row] = None
         elif not row_params.is_greedy:
             tokens[row] = _draw(logits[row], row_params, generator)

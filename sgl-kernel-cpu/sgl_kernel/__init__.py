@@ -19,7 +19,7 @@ from sgl_kernel.attention import (
     extend_attention_cpu,
     fused_qkv_attention_cpu,
 )
-from sgl_kernel.graph import RecordingError, StepGraph, record
+from sgl_kernel.graph import Arena, RecordingError, StepGraph, record
 from sgl_kernel.ops import (
     bmm_cpu,
     convert_weight_packed,
@@ -43,6 +43,7 @@ from sgl_kernel.transformer import (
 )
 
 __all__ = [
+    "Arena",
     "RecordingError",
     "StepGraph",
     "__version__",

@@ -5,18 +5,21 @@ recorded pass is one call: all its steps run in one parallel region, in which th
 they are free. The kernels are the same, and so is every bit of the result.
 """
 
+import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sgl_kernel._library import graph_functions
 
 T = TypeVar("T")
+
+_ALIGNMENT = 64
 
 
 class RecordingError(RuntimeError):
@@ -25,14 +28,14 @@ class RecordingError(RuntimeError):
 
 class StepGraph:
     """The recorded work of a function. Reads and writes the memory of the tensors that the function
-    used and made, and keeps them alive.
+    used and made, and keeps it alive.
 
     Not for several threads at once: a replay writes what it also reads.
     """
 
-    def __init__(self, handle: int, tensors: list[Tensor]) -> None:
+    def __init__(self, handle: int, kept: list[Tensor]) -> None:
         self._handle = handle
-        self._tensors = tensors
+        self._kept = kept
         # Unlike __del__ it needs no module globals, which may be gone when the interpreter ends.
         release = weakref.finalize(self, graph_functions().free, handle)
         release.atexit = False
@@ -60,12 +63,37 @@ class StepGraph:
             raise (RecordingError if functions.refused() else RuntimeError)(error.decode())
 
 
-def record(function: Callable[[], T]) -> tuple[StepGraph, T]:
+class Arena:
+    """Memory for the tensors of graphs that never run at the same time: they overwrite each other,
+    results included.
+
+    Args:
+        reserve: Bytes to ask for at first. The system gives memory when it is used, so that asking
+            for more than the graphs need costs nothing.
+    """
+
+    def __init__(self, reserve: int = 0) -> None:
+        self._memory = torch.empty(reserve, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """At least ``size`` bytes. Graphs that hold a smaller piece from before keep it."""
+        if self._memory.numel() < size:
+            self._memory = torch.empty(size, dtype=torch.uint8)
+        return self._memory
+
+
+def record(function: Callable[[], T], arena: Arena | None = None) -> tuple[StepGraph, T]:
     """Call ``function`` and record what its operators do.
 
-    It may call operators of this package, and those that only make views. Tensors that it makes are
-    part of the graph: a replay overwrites them, the result included. Only what the calling thread
-    does is recorded.
+    It may call operators of this package, and those that only make views. A replay overwrites the
+    tensors that it makes, the result included. Only what the calling thread does is recorded.
+
+    Args:
+        function: is called twice where there is an arena: where its tensors can lie is known only
+            after the first time.
+        arena: memory for the tensors that it makes. They share it as far as they are not needed at
+            the same time, so only those that ``function`` returns hold their values afterwards.
+            None: each has memory of its own, which the graph keeps.
 
     Returns:
         The graph, and the function's result.
@@ -73,10 +101,40 @@ def record(function: Callable[[], T]) -> tuple[StepGraph, T]:
     Raises:
         RecordingError: Another operator was called, or one of ours whose work depends on more than
             the shapes of its arguments (``convert_weight_packed``, ``extend_attention_cpu``,
-            ``fused_qkv_attention_cpu`` with ``extend_seq_lens``); or this thread records already.
+            ``fused_qkv_attention_cpu`` with ``extend_seq_lens``); or this thread records already;
+            or ``function`` made other tensors when it was called the second time.
     """
+    graph, result, recorder = _record(function, [])
+    if arena is None:
+        return graph, result
+    sizes, offsets = recorder.plan(result)
+    end = max((offset + size for offset, size in zip(offsets, sizes, strict=True)), default=0)
+    memory = arena.take(end + _ALIGNMENT)
+    base = -(-memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+    del graph, result
+    graph, result, again = _record(function, [base + offset for offset in offsets])
+    if again.sizes_made() != sizes:
+        raise RecordingError("the function made other tensors when it was called again")
+    kept = again.tensors + [memory]
+
+    def owned(tensor: Tensor) -> Tensor:
+        # What the operators made does not own its memory.
+        kept.append(tensor)
+        start = tensor.data_ptr() - memory.data_ptr()
+        if tensor.numel() == 0 or not 0 <= start < memory.numel():
+            return tensor
+        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        piece = memory[start : start + (last + 1) * tensor.itemsize].view(tensor.dtype)
+        return piece.as_strided(tensor.shape, tensor.stride())
+
+    result = tree_map_only(Tensor, owned, result)
+    graph._kept = kept
+    return graph, result
+
+
+def _record(function: Callable[[], T], places: Sequence[int]) -> tuple[StepGraph, T, "_Recorder"]:
     functions = graph_functions()
-    handle = functions.begin()
+    handle = functions.begin((ctypes.c_void_p * len(places))(*places), len(places))
     if handle is None:
         raise RecordingError("this thread is recording already")
     graph = None
@@ -89,15 +147,19 @@ def record(function: Callable[[], T]) -> tuple[StepGraph, T]:
         functions.end()
         if graph is None:
             functions.free(handle)
-    return graph, result
+    return graph, result, recorder
 
 
 class _Recorder(TorchDispatchMode):
-    """Refuses operators that would be missing in a replay, and collects tensors."""
+    """Refuses operators that would be missing in a replay, and sees who uses which tensor."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tensors: list[Tensor] = []
+        self._calls = 0
+        # [bytes, call that made it, last call that used it], in the order in which they were made.
+        self._made: list[list[int]] = []
+        self._place: dict[int, int] = {}  # in that list, by storage
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -122,14 +184,48 @@ class _Recorder(TorchDispatchMode):
             raise
         inputs, results = _tensors_in((args, kwargs)), _tensors_in(result)
         # In inference mode the likes of `to` and `reshape` come as one operator: a view, or a copy.
-        if not (ours or _storages(results) <= _storages(inputs)):
+        if not (ours or {*map(_storage, results)} <= {*map(_storage, inputs)}):
             raise RecordingError(f"{func} that copies cannot be recorded")
+        self._calls += 1
+        self._use(inputs, self._calls)
+        if ours:
+            for tensor in results:
+                self._place[_storage(tensor)] = len(self._made)
+                self._made.append([tensor.nbytes, self._calls, self._calls])
         self.tensors += inputs + results
         return result
 
+    def sizes_made(self) -> list[int]:
+        """Bytes of the tensors made, in the order in which they were made."""
+        return [size for size, _, _ in self._made]
 
-def _storages(tensors: list[Tensor]) -> set[int]:
-    return {tensor.untyped_storage()._cdata for tensor in tensors}
+    def plan(self, result: Any) -> tuple[list[int], list[int]]:
+        """Bytes of the tensors made and where they can lie in one piece of memory: each as low as
+        those allow that are needed while it is. The result is needed to the end.
+        """
+        self._use(_tensors_in(result), self._calls + 1)
+        offsets: list[int] = []
+        placed: list[tuple[int, int, int]] = []  # offset, end, last call
+        for size, born, last in self._made:
+            placed = sorted(other for other in placed if other[2] >= born)
+            offset = 0
+            for start, end, _ in placed:
+                if offset + size <= start:
+                    break
+                offset = max(offset, -(-end // _ALIGNMENT) * _ALIGNMENT)
+            placed.append((offset, offset + size, last))
+            offsets.append(offset)
+        return self.sizes_made(), offsets
+
+    def _use(self, tensors: list[Tensor], call: int) -> None:
+        for tensor in tensors:
+            place = self._place.get(_storage(tensor))
+            if place is not None:
+                self._made[place][2] = call
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _tensors_in(tree: Any) -> list[Tensor]:

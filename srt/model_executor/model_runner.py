@@ -120,7 +120,11 @@ class ModelRunner:
             self.graph_runner.capture(progress=progress)
         else:
             flatten_attributes(self.model)
-        self.step_graph_runner = StepGraphRunner(self.model) if record_graphs else None
+        self.step_graph_runner: StepGraphRunner | None = None
+        if record_graphs:
+            # Logits and a few activations of a layer; what is not used costs nothing.
+            row = 4 * config.vocab_size + 64 * config.hidden_size
+            self.step_graph_runner = StepGraphRunner(self.model, max_running_requests * row)
 
     @torch.inference_mode()
     def extend(self, inputs: Sequence[ExtendInput]) -> Tensor:

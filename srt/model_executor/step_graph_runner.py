@@ -11,25 +11,23 @@ import logging
 import torch
 from torch import Tensor, nn
 
-from sgl_kernel import RecordingError, StepGraph, record
+from sgl_kernel import Arena, RecordingError, StepGraph, record
 from srt.model_executor.forward_batch_info import ForwardBatch
 
 logger = logging.getLogger(__name__)
-
-# A graph keeps every activation of its pass. Larger batches gain little, since their kernels take
-# longer while the calls do not.
-MAX_BATCH_SIZE = 8
-
 
 class StepGraphRunner:
     """Runs decode passes, recorded where that is possible.
 
     Args:
         model: A loaded model.
+        reserve: Bytes of memory for activations that are worth asking for at once, see
+            :class:`sgl_kernel.Arena`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, reserve: int = 0) -> None:
         self._model = model
+        self._arena = Arena(reserve)
         self._graphs: dict[int, tuple[StepGraph, Tensor]] = {}
         # Why passes of this model cannot be recorded, once that has turned out.
         self.refusal: str | None = None
@@ -50,9 +48,9 @@ class StepGraphRunner:
             graph, logits = recorded
             graph.replay()
             return logits
-        if size <= MAX_BATCH_SIZE and self.refusal is None:
+        if self.refusal is None:
             try:
-                self._graphs[size] = record(lambda: self._model(batch))
+                self._graphs[size] = record(lambda: self._model(batch), self._arena)
                 return self._graphs[size][1]
             except RecordingError as error:
                 self.refusal = str(error)

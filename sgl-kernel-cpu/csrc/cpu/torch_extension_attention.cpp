@@ -407,7 +407,7 @@ Tensor fused_qkv_attention_cpu(Tensor qkv, const Tensor& positions, const Tensor
                &args);
 
   const int64_t shape[2] = {tokens, num_heads * args.v_head_dim};
-  Tensor out = torch::stable::new_empty(qkv, {shape, 2}, qkv.scalar_type());
+  Tensor out = new_output(qkv, {shape, 2}, qkv.scalar_type());
   args.q = qkv.const_data_ptr();
   args.q_type = args.out_type = element_type(qkv.scalar_type());
   args.q_token_stride = qkv.stride(0);

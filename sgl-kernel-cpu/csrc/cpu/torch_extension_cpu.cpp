@@ -95,7 +95,7 @@ void set_scales(const Tensor& scales, int64_t block_n, int64_t block_k, GemmArgs
 
 Tensor run_linear(GemmArgs args, const Tensor& mat1, ScalarType out_dtype) {
   const int64_t shape[2] = {args.M, args.N};
-  Tensor out = torch::stable::new_empty(mat1, {shape, 2}, out_dtype);
+  Tensor out = new_output(mat1, {shape, 2}, out_dtype);
   args.out = out.mutable_data_ptr();
   args.out_stride = args.N;
   const KernelTable* table = &kernel_table(active_tier());

@@ -47,7 +47,7 @@ Tensor rmsnorm_cpu(const Tensor& input, const Tensor& weight, double eps,
   args.input_row_stride = dims == 3 ? input.stride(1) : 0;
   args.weight = weight.const_data_ptr();
   args.weight_type = element_type(weight.scalar_type());
-  Tensor out = torch::stable::new_empty(input, input.sizes(), dtype);
+  Tensor out = new_output(input, input.sizes(), dtype);
   args.out = out.mutable_data_ptr();
   args.out_type = element_type(dtype);
   args.out_group_stride = args.group_rows * args.columns;
@@ -98,7 +98,7 @@ Tensor add_rmsnorm_cpu(const Tensor& input, Tensor residual, const Tensor& weigh
   const RmsNormArgs args = add_norm_args(check, input, residual, weight, eps);
   const ScalarType dtype = out_dtype.value_or(input.scalar_type());
   check_float_out_dtype(check, dtype);
-  Tensor out = torch::stable::new_empty(input, input.sizes(), dtype);
+  Tensor out = new_output(input, input.sizes(), dtype);
   run_add_norm(args, out);
   return out;
 }
@@ -124,7 +124,7 @@ Tensor packed_embedding_cpu(const Tensor& indices, const Tensor& weight, bool is
   args.table = static_cast<const bf16_t*>(weight.const_data_ptr());
   args.is_vnni = is_vnni;
   const int64_t shape[2] = {tokens, args.K};
-  Tensor out = torch::stable::new_empty(weight, {shape, 2}, dtype);
+  Tensor out = new_output(weight, {shape, 2}, dtype);
   args.out = out.mutable_data_ptr();
   args.out_type = element_type(dtype);
   run_step(
@@ -156,7 +156,7 @@ Tensor silu_and_mul_cpu(const Tensor& input, std::optional<ScalarType> out_dtype
   args.input_type = element_type(input.scalar_type());
   args.input_stride = input.stride(0);
   const int64_t shape[2] = {args.rows, args.columns};
-  Tensor out = torch::stable::new_empty(input, {shape, 2}, dtype);
+  Tensor out = new_output(input, {shape, 2}, dtype);
   args.out = out.mutable_data_ptr();
   args.out_type = element_type(dtype);
   const auto kernel = kernels().silu_and_mul;
@@ -188,8 +188,8 @@ std::tuple<Tensor, Tensor> topk_softmax_cpu(const Tensor& hidden_states,
   args.gating_type = element_type(gating_output.scalar_type());
   args.gating_stride = gating_output.stride(0);
   const int64_t shape[2] = {args.rows, topk};
-  Tensor weights = torch::stable::new_empty(gating_output, {shape, 2}, ScalarType::Float);
-  Tensor ids = torch::stable::new_empty(gating_output, {shape, 2}, ScalarType::Int);
+  Tensor weights = new_output(gating_output, {shape, 2}, ScalarType::Float);
+  Tensor ids = new_output(gating_output, {shape, 2}, ScalarType::Int);
   args.weights = static_cast<float*>(weights.mutable_data_ptr());
   args.ids = static_cast<int32_t*>(ids.mutable_data_ptr());
   const auto kernel = kernels().topk_softmax;
@@ -201,7 +201,7 @@ std::tuple<Tensor, Tensor> topk_softmax_cpu(const Tensor& hidden_states,
 
 // A new contiguous tensor of the source's shape and dtype as the place where the heads go.
 Tensor new_heads(const Tensor& source, HeadGroup* group) {
-  Tensor out = torch::stable::new_empty(source, source.sizes());
+  Tensor out = new_output(source, source.sizes(), source.scalar_type());
   group->dst = out.mutable_data_ptr();
   group->dst_type = group->src_type;
   group->dst_token_stride = group->heads * group->head_dim;

@@ -3,15 +3,31 @@
 // call.
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "c_api.h"
+#include "packing.h"
 #include "torch_steps.h"
 
 namespace sgl_kernel {
 
-StepGraph*& recorded_graph() {
-  static thread_local StepGraph* graph = nullptr;
-  return graph;
+Recording& recording() {
+  static thread_local Recording current;
+  return current;
+}
+
+Tensor new_output(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
+                  ScalarType dtype) {
+  Recording& current = recording();
+  if (current.places.empty()) return torch::stable::new_empty(like, sizes, dtype);
+  void* place = current.places.front();
+  current.places.pop_front();
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t i = sizes.size(); i > 1; --i) {
+    strides[i - 2] = strides[i - 1] * max_i64(1, sizes[i - 1]);
+  }
+  return torch::stable::from_blob(place, sizes, {strides.data(), strides.size()}, like.device(),
+                                  dtype);
 }
 
 namespace {
@@ -29,24 +45,25 @@ void run_on_torch_threads(int64_t threads, const std::function<void()>& body) {
 }  // namespace
 
 void refuse_recording(const Checker& check) {
-  if (recorded_graph() == nullptr) return;
+  if (recording().graph == nullptr) return;
   last_refused() = true;
   check.fail("graph", "no recording, because this work cannot be replayed", "one");
 }
 
 }  // namespace sgl_kernel
 
-// Begins to record what the ops of this thread do. Returns the graph, or null if one is recorded
-// already.
-SGL_EXPORT void* sgl_kernel_graph_begin() {
-  using sgl_kernel::recorded_graph;
-  if (recorded_graph() != nullptr) return nullptr;
-  return recorded_graph() = new sgl_kernel::StepGraph();
+// Begins to record what the ops of this thread do. The first `count` outputs that they make lie at
+// `places`, the others in memory of their own. Returns the graph, or null if one is recorded already.
+SGL_EXPORT void* sgl_kernel_graph_begin(void* const* places, int64_t count) {
+  sgl_kernel::Recording& current = sgl_kernel::recording();
+  if (current.graph != nullptr) return nullptr;
+  current.places.assign(places, places + count);
+  return current.graph = new sgl_kernel::StepGraph();
 }
 
 // Ends the recording of this thread.
 SGL_EXPORT void sgl_kernel_graph_end() {
-  sgl_kernel::recorded_graph() = nullptr;
+  sgl_kernel::recording() = {};
 }
 
 SGL_EXPORT int64_t sgl_kernel_graph_size(const void* graph) {

@@ -1,15 +1,23 @@
 // How the ops run their work: on Torch's threads, and into a graph while one is recorded.
 #pragma once
 
-#include <utility>
+#include <deque>
 
 #include "step_graph.h"
 #include "torch_checks.h"
 
 namespace sgl_kernel {
 
-// The graph that this thread records, or null.
-StepGraph*& recorded_graph();
+// What a thread records, if it does, and where the next outputs are to lie.
+struct Recording {
+  StepGraph* graph = nullptr;
+  std::deque<void*> places;
+};
+Recording& recording();
+
+// A new contiguous tensor for an op's result.
+Tensor new_output(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
+                  ScalarType dtype);
 
 // For ops whose work would not be the same when it is run again.
 void refuse_recording(const Checker& check);
@@ -21,7 +29,7 @@ template <typename Prepare, typename Run>
 void run_step(int64_t count, int64_t grain, const Prepare& prepare, const Run& run) {
   torch::stable::parallel_for(0, count, grain,
                               [&](int64_t begin, int64_t end) { run(TaskRange{begin, end}); });
-  if (StepGraph* graph = recorded_graph()) graph->add({prepare, grain, run});
+  if (StepGraph* graph = recording().graph) graph->add({prepare, grain, run});
 }
 
 // The same for work that depends on shapes alone.

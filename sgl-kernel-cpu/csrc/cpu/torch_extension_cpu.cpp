@@ -268,7 +268,8 @@ Tensor convert_weight_packed(const Tensor& weight) {
   const char* src = static_cast<const char*>(source.const_data_ptr());
   char* dst = static_cast<char*>(packed.mutable_data_ptr());
   // First touched below, by the threads that will read the same blocks in the ops.
-  advise_huge_pages(dst, static_cast<size_t>(batch * N * K * element));
+  const size_t bytes = static_cast<size_t>(batch * N * K * element);
+  advise_huge_pages(dst, bytes);
   const int64_t grain = max_i64(1, kMinWorkPerThread / (kBlockN * K));
   torch::stable::parallel_for(0, batch * blocks, grain, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
@@ -277,6 +278,7 @@ Tensor convert_weight_packed(const Tensor& weight) {
       pack_weight_blocks(src + offset, dst + offset, element, N, K, block, block + 1);
     }
   });
+  collapse_huge_pages(dst, bytes);
   return packed;
 }
 

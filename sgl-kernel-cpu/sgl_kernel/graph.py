@@ -115,7 +115,7 @@ def record(function: Callable[[], T], arena: Arena | None = None) -> tuple[StepG
     graph, result, again = _record(function, [base + offset for offset in offsets])
     if again.sizes_made() != sizes:
         raise RecordingError("the function made other tensors when it was called again")
-    kept = again.tensors + [memory]
+    kept = [*again.tensors, memory]
 
     def owned(tensor: Tensor) -> Tensor:
         # What the operators made does not own its memory.

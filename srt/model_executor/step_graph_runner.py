@@ -16,6 +16,7 @@ from srt.model_executor.forward_batch_info import ForwardBatch
 
 logger = logging.getLogger(__name__)
 
+
 class StepGraphRunner:
     """Runs decode passes, recorded where that is possible.
 

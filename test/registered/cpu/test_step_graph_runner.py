@@ -12,7 +12,7 @@ from torch import Tensor
 from srt import SamplingParams
 from srt.configs.model_config import ModelConfig
 from srt.entrypoints.options import add_engine_options, make_engine
-from srt.model_executor.step_graph_runner import MAX_BATCH_SIZE, StepGraphRunner
+from srt.model_executor.step_graph_runner import StepGraphRunner
 from srt.test.ci_register import register_cpu_ci
 from srt.test.contiguous_runner import ContiguousRunner, DecodeInput, ExtendInput
 from srt.test.model_cases import TOKENS, write_model
@@ -87,7 +87,7 @@ def test_replayed_logits_are_the_eager_ones(
     for got, logits in zip(decode_logits(recorded, sizes, steps=3), expected, strict=True):
         assert torch.equal(got, logits)
     assert step_graphs(recorded).refusal is None
-    assert step_graphs(recorded).recorded_sizes == tuple(range(1, MAX_BATCH_SIZE + 1))
+    assert step_graphs(recorded).recorded_sizes == tuple(range(1, REQUESTS + 1))
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,4 @@ def test_the_engine_records_unless_told_not_to(tmp_path: Path) -> None:
             runner = engine._runner.step_graph_runner
             recorded.append(runner and runner.recorded_sizes)
     assert tokens[0] == tokens[1]
-    assert recorded == [(1, 2, 3, 4, 5, 6, 7, 8), None]
+    assert recorded == [tuple(range(1, 11)), None]

@@ -10,7 +10,8 @@ namespace sgl_kernel {
 
 namespace {
 
-// Kernels that do not know an advice, or have no huge pages, refuse; there is nothing to do about it.
+// Kernels that do not know an advice, or have no huge pages, refuse; there is nothing to do about
+// it.
 void advise_whole_pages(void* data, size_t bytes, int advice) {
 #if defined(__linux__)
   constexpr uintptr_t kHugePage = uintptr_t{1} << 21;

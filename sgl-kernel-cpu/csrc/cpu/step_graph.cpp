@@ -23,14 +23,57 @@ void pause_briefly() {
 #endif
 }
 
-// A step takes microseconds, so whoever waits keeps looking. After some 100 us something else has
-// the processor that is waited for, and may have this one.
-template <typename Done>
-void wait_until(const Done& done) {
+// A step takes microseconds, so whoever waits keeps looking, and does something useful between two
+// looks while there is something. After some 100 us something else has the processor that is waited
+// for, and may have this one.
+template <typename Done, typename Useful>
+void wait_until(const Done& done, const Useful& do_some) {
   constexpr int kLooks = 2000;
-  for (int looks = 0; !done(); ++looks)
+  for (int looks = 0; !done(); ++looks) {
+    if (do_some()) continue;
     looks < kLooks ? pause_briefly() : std::this_thread::yield();
+  }
 }
+
+// What a thread fetches ahead while it waits: the beginning of its share of the next stream. Memory
+// would stand idle meanwhile, and the step would begin with a thread waiting for its first lines.
+class Ahead {
+ public:
+  Ahead(const std::vector<Step>& steps, int64_t part, int64_t parts)
+      : steps_(steps), part_(part), parts_(parts) {}
+
+  // Looks for the first stream from step `index` on.
+  void go_to(size_t index) {
+    if (index <= index_) return;  // it has not begun yet
+    while (index < steps_.size() && steps_[index].stream.data == nullptr) ++index;
+    index_ = index;
+    next_ = end_ = nullptr;
+    if (index == steps_.size()) return;
+    const Stream& stream = steps_[index].stream;
+    next_ = stream.data + stream.bytes * part_ / parts_;
+    end_ = stream.data + stream.bytes * (part_ + 1) / parts_;
+    if (end_ - next_ > kMostBytes) end_ = next_ + kMostBytes;
+  }
+
+  // Fetches a few lines; false if there are none.
+  bool fetch_some() {
+    if (next_ >= end_) return false;
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(next_ + line * 64, 0, 2);
+    next_ += kLines * 64;
+    return true;
+  }
+
+ private:
+  static constexpr int kLines = 8;
+  static constexpr int64_t kMostBytes = 256 << 10;  // a part of any second-level cache
+
+  const std::vector<Step>& steps_;
+  const int64_t part_;
+  const int64_t parts_;
+  size_t index_ = 0;  // the step whose stream is fetched
+  const char* next_ = nullptr;
+  const char* end_ = nullptr;
+};
 
 // The tasks of a step that a thread begins with, and what is left of them. The step's number is
 // part of the word: a thread that comes late, when the word belongs to another step, takes nothing.
@@ -60,13 +103,14 @@ class Run {
 
  private:
   void lead() {
+    Ahead ahead(steps_, 0, static_cast<int64_t>(shares_.size()));
     for (size_t i = 0; i < steps_.size() && !failed_.load(std::memory_order_acquire); ++i) {
-      guard([&] { lead_step(i); });
+      guard([&] { lead_step(i, &ahead); });
     }
     current_.store(kEnd, std::memory_order_release);
   }
 
-  void lead_step(size_t index) {
+  void lead_step(size_t index, Ahead* ahead) {
     const Step& step = steps_[index];
     const uint64_t count = static_cast<uint64_t>(step.prepare());
     const uint64_t grain = static_cast<uint64_t>(step.grain);
@@ -83,14 +127,19 @@ class Run {
     }
     current_.store(number << 32 | parts, std::memory_order_release);
     work(0, number, parts);
-    wait_until([&] { return done_.load(std::memory_order_acquire) == count; });
+    ahead->go_to(index + 1);
+    wait_until([&] { return done_.load(std::memory_order_acquire) == count; },
+               [&] { return ahead->fetch_some(); });
   }
 
   void follow(int64_t me) {
+    Ahead ahead(steps_, me, static_cast<int64_t>(shares_.size()));
     uint64_t seen = 0;
     for (;;) {
       uint64_t now = seen;
-      wait_until([&] { return (now = current_.load(std::memory_order_acquire)) != seen; });
+      ahead.go_to(seen >> 32);
+      wait_until([&] { return (now = current_.load(std::memory_order_acquire)) != seen; },
+                 [&] { return ahead.fetch_some(); });
       if (now == kEnd) return;
       seen = now;
       work(static_cast<uint64_t>(me), now >> 32, now & 0xFFFFFFFFu);

@@ -14,6 +14,12 @@
 
 namespace sgl_kernel {
 
+// Memory that the tasks of a step read, the first task from its beginning, the last up to its end.
+struct Stream {
+  const char* data = nullptr;
+  int64_t bytes = 0;
+};
+
 // One operator, or a part of it: tasks that threads may do in any order.
 struct Step {
   // How many tasks there are this time. Looks at lengths and indices, which may have changed; may
@@ -21,6 +27,7 @@ struct Step {
   std::function<int64_t()> prepare;
   int64_t grain = 1;  // tasks that are worth a thread of their own
   std::function<void(TaskRange)> run;
+  Stream stream;  // what a thread that waits may fetch into its cache before the step begins
 };
 
 // Calls `body` up to `threads` times, at best on as many threads, and returns when all calls have.

@@ -100,9 +100,16 @@ Tensor run_linear(GemmArgs args, const Tensor& mat1, ScalarType out_dtype) {
   args.out_stride = args.N;
   const KernelTable* table = &kernel_table(active_tier());
   const int64_t scratch_bytes = gemm_scratch_bytes(args);
-  run_step(gemm_task_count(args), gemm_grain(args), [table, args, scratch_bytes](TaskRange tasks) {
-    run_gemm(*table, args, tasks, gemm_scratch(scratch_bytes));
-  });
+  // With several blocks of rows a weight is read several times, and not from end to end.
+  const bool in_order = row_block_count(args.M) == 1;
+  const int64_t element = args.mat2_type == WeightType::e4m3 ? 1 : 2;
+  const Stream weight{static_cast<const char*>(args.mat2), args.N * args.K * element};
+  run_step(
+      gemm_task_count(args), gemm_grain(args),
+      [table, args, scratch_bytes](TaskRange tasks) {
+        run_gemm(*table, args, tasks, gemm_scratch(scratch_bytes));
+      },
+      in_order ? weight : Stream{});
   return out;
 }
 
@@ -268,8 +275,7 @@ Tensor convert_weight_packed(const Tensor& weight) {
   const char* src = static_cast<const char*>(source.const_data_ptr());
   char* dst = static_cast<char*>(packed.mutable_data_ptr());
   // First touched below, by the threads that will read the same blocks in the ops.
-  const size_t bytes = static_cast<size_t>(batch * N * K * element);
-  advise_huge_pages(dst, bytes);
+  advise_huge_pages(dst, static_cast<size_t>(batch * N * K * element));
   const int64_t grain = max_i64(1, kMinWorkPerThread / (kBlockN * K));
   torch::stable::parallel_for(0, batch * blocks, grain, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
@@ -278,7 +284,6 @@ Tensor convert_weight_packed(const Tensor& weight) {
       pack_weight_blocks(src + offset, dst + offset, element, N, K, block, block + 1);
     }
   });
-  collapse_huge_pages(dst, bytes);
   return packed;
 }
 

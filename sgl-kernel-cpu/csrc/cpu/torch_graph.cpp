@@ -53,7 +53,8 @@ void refuse_recording(const Checker& check) {
 }  // namespace sgl_kernel
 
 // Begins to record what the ops of this thread do. The first `count` outputs that they make lie at
-// `places`, the others in memory of their own. Returns the graph, or null if one is recorded already.
+// `places`, the others in memory of their own. Returns the graph, or null if one is recorded
+// already.
 SGL_EXPORT void* sgl_kernel_graph_begin(void* const* places, int64_t count) {
   sgl_kernel::Recording& current = sgl_kernel::recording();
   if (current.graph != nullptr) return nullptr;

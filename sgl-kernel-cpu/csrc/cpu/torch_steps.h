@@ -26,16 +26,17 @@ void refuse_recording(const Checker& check);
 // recorded it is kept and run again, and so must hold all that it needs but the memory of tensors.
 // `prepare` gives count anew and looks at whatever may have changed since.
 template <typename Prepare, typename Run>
-void run_step(int64_t count, int64_t grain, const Prepare& prepare, const Run& run) {
+void run_step(int64_t count, int64_t grain, const Prepare& prepare, const Run& run,
+              Stream stream = {}) {
   torch::stable::parallel_for(0, count, grain,
                               [&](int64_t begin, int64_t end) { run(TaskRange{begin, end}); });
-  if (StepGraph* graph = recording().graph) graph->add({prepare, grain, run});
+  if (StepGraph* graph = recording().graph) graph->add({prepare, grain, run, stream});
 }
 
 // The same for work that depends on shapes alone.
 template <typename Run>
-void run_step(int64_t count, int64_t grain, const Run& run) {
-  run_step(count, grain, [count] { return count; }, run);
+void run_step(int64_t count, int64_t grain, const Run& run, Stream stream = {}) {
+  run_step(count, grain, [count] { return count; }, run, stream);
 }
 
 }  // namespace sgl_kernel

@@ -232,7 +232,7 @@ TEST(more_tasks_than_a_share_can_say_run_in_one_piece) {
 TEST(a_graph_refuses_more_steps_than_it_can_number) {
   StepGraph graph;
   int64_t runs = 0;
-  const Step step = {[&] { return ++runs, 0; }, 1, [](TaskRange) {}};
+  const Step step = {[&] { return ++runs, 0; }, 1, [](TaskRange) {}, {}};
   for (int i = 0; i < 65534; ++i) graph.add(step);
   CHECK(message_of([&] { graph.add(step); }) == "a graph holds at most 65534 steps", "refused");
   CHECK(graph.size() == 65534, "%ld steps", (long)graph.size());
@@ -242,7 +242,7 @@ TEST(a_graph_refuses_more_steps_than_it_can_number) {
 
 TEST(the_last_step_of_a_full_graph_is_shared) {
   StepGraph graph;
-  for (int i = 0; i < 65533; ++i) graph.add({[] { return 0; }, 1, [](TaskRange) {}});
+  for (int i = 0; i < 65533; ++i) graph.add({[] { return 0; }, 1, [](TaskRange) {}, {}});
   std::vector<int> runs(100, 0);
   graph.add({[] { return 100; }, 1,
              [&](TaskRange r) {

@@ -10,9 +10,9 @@
 namespace sgl_kernel {
 namespace SGL_TIER {
 
-// A panel is [parts][pairs][kMicroVecs] vectors: the micro-kernel reads it in order.
-template <typename Dot>
-constexpr int kParts = Dot::kVecs / kMicroVecs;
+// Columns that are multiplied at once. A panel is [chains][parts][pairs][kPartVecs] vectors: the
+// micro-kernel reads it in order.
+constexpr int kPartVecs = kMicroVecs < kColumnVecs ? kMicroVecs : kColumnVecs;
 
 template <typename Dot, typename weight_t>
 SGL_INLINE void store_panel_pair(const weight_t* weights, int64_t padded_pairs, float* panel) {
@@ -20,8 +20,8 @@ SGL_INLINE void store_panel_pair(const weight_t* weights, int64_t padded_pairs, 
   Dot::load_weights(weights, w);
 #pragma GCC unroll 16
   for (int i = 0; i < Dot::kVecs; ++i) {
-    const int64_t part = i / kMicroVecs * padded_pairs * kMicroVecs;
-    store(panel + (part + i % kMicroVecs) * kLanes, w[i]);
+    const int64_t part = i / kPartVecs * padded_pairs * kPartVecs;
+    store(panel + (part + i % kPartVecs) * kLanes, w[i]);
   }
 }
 
@@ -31,8 +31,9 @@ template <typename Dot, typename packed_t>
 SGL_INLINE const float* widen_panel(const packed_t* b, int64_t pairs, int64_t padded_pairs,
                                     float* panel) {
   constexpr bool kIsBf16 = std::is_same<packed_t, bf16_t>::value;
-  constexpr int64_t kPairFloats = int64_t{kMicroVecs} * kLanes;
-  if (kIsBf16 && !Dot::kWords && kParts<Dot> == 1 && pairs == padded_pairs) {
+  constexpr int64_t kPairFloats = int64_t{kPartVecs} * kLanes;
+  constexpr int kParts = Dot::kVecs / kPartVecs;
+  if (kIsBf16 && !Dot::kWords && kParts == 1 && pairs == padded_pairs) {
     return reinterpret_cast<const float*>(b);
   }
   if constexpr (Dot::kWords && !kIsBf16) {
@@ -48,102 +49,121 @@ SGL_INLINE const float* widen_panel(const packed_t* b, int64_t pairs, int64_t pa
     }
   } else {
     for (int64_t p = 0; p < pairs; ++p) {
-      prefetch_pair(b + p * kPairElements);
       store_panel_pair<Dot>(b + p * kPairElements, padded_pairs, panel + p * kPairFloats);
     }
   }
-  for (int part = 0; part < kParts<Dot>; ++part) {
+  for (int part = 0; part < kParts; ++part) {
     memset(panel + (part * padded_pairs + pairs) * kPairFloats, 0,
            (padded_pairs - pairs) * kPairFloats * sizeof(float));
   }
   return panel;
 }
 
-// ROWS x VECS of sums (+)= a[ROWS, pairs] @ VECS / kMicroVecs parts of a panel, times the rows'
-// factors. `sums` points at the columns of the first part. Where `next` is set, one cache line from
-// there on is fetched with each pair: memory works on the next panel while this one is multiplied.
-template <typename Dot, int ROWS, int VECS>
+// Chains of a tile of `rows` rows that are summed at once: all, where their sums fit registers.
+template <typename Dot>
+constexpr int chains_at_once(int rows) {
+  return rows * kPartVecs * Dot::kChains <= kMicroRows * kMicroVecs ? Dot::kChains : 1;
+}
+
+// Rows of a tile; more where a part leaves registers free.
+template <typename Dot>
+constexpr int kTileRows =
+    kMicroRows *
+    (kMicroVecs > kPartVecs * Dot::kChains ? kMicroVecs / (kPartVecs * Dot::kChains) : 1);
+
+// What a micro-kernel fetches meanwhile: memory works on the next panel while this one is
+// multiplied.
+struct Ahead {
+  const char* at;
+  int64_t bytes;
+};
+
+// sums[ROWS, kPartVecs vectors] (+)= a[ROWS, pairs] @ one part of a panel and those of the other
+// chains behind it, times the rows' factors.
+template <typename Dot, int ROWS>
 SGL_INLINE void micro_kernel(const float* a, int64_t a_stride, const float* part, int64_t pairs,
-                             const float* factors, bool start, const char* next, float* sums) {
-  Vec acc[ROWS][VECS];
-  for (int m = 0; m < ROWS; ++m) {
-    for (int i = 0; i < VECS; ++i) acc[m][i] = zero();
-  }
-  const int64_t next_step = next == nullptr ? 0 : 64;
-  if (next == nullptr) next = reinterpret_cast<const char*>(part);
-  for (int64_t p = 0; p < pairs; ++p) {
-    __builtin_prefetch(next + p * next_step);
-    Vec b[VECS];
-#pragma GCC unroll 16
-    for (int i = 0; i < VECS; ++i) {
-      b[i] = load(part + ((i / kMicroVecs * pairs + p) * kMicroVecs + i % kMicroVecs) * kLanes);
-    }
-#pragma GCC unroll 16
+                             const float* factors, bool start, Ahead ahead, float* sums) {
+  constexpr int kAtOnce = chains_at_once<Dot>(ROWS);
+  const int64_t chain_stride = kColumnVecs * pairs * kLanes;
+  const int64_t step = ahead.bytes / (pairs * (Dot::kChains / kAtOnce));
+  Vec chains[ROWS][Dot::kChains * kPartVecs];
+#pragma GCC unroll 2
+  for (int chain = 0; chain < Dot::kChains; chain += kAtOnce) {
+    Vec acc[ROWS][kAtOnce * kPartVecs];
     for (int m = 0; m < ROWS; ++m) {
-      const typename Dot::Pair x = Dot::load_pair(a + m * a_stride + p * Dot::kFloatsPerPair);
-#pragma GCC unroll 16
-      for (int i = 0; i < VECS; ++i) acc[m][i] = Dot::dot(x, b[i], acc[m][i], i);
+      for (int i = 0; i < kAtOnce * kPartVecs; ++i) acc[m][i] = zero();
     }
+    for (int64_t p = 0; p < pairs; ++p) {
+      __builtin_prefetch(ahead.at + p * step);
+      Vec b[kAtOnce * kPartVecs];
+#pragma GCC unroll 16
+      for (int i = 0; i < kAtOnce * kPartVecs; ++i) {
+        b[i] = load(part + (chain + i / kPartVecs) * chain_stride +
+                    (p * kPartVecs + i % kPartVecs) * kLanes);
+      }
+#pragma GCC unroll 16
+      for (int m = 0; m < ROWS; ++m) {
+        const float* x = a + m * a_stride + p * Dot::kChains + chain;
+#pragma GCC unroll 16
+        for (int i = 0; i < kAtOnce * kPartVecs; ++i) {
+          acc[m][i] = Dot::dot(set1(x[i / kPartVecs]), b[i], acc[m][i]);
+        }
+      }
+    }
+    for (int m = 0; m < ROWS; ++m) {
+      for (int i = 0; i < kAtOnce * kPartVecs; ++i) chains[m][chain * kPartVecs + i] = acc[m][i];
+    }
+    ahead.at += pairs * step;
   }
 #pragma GCC unroll 16
   for (int m = 0; m < ROWS; ++m) {
     const Vec factor = set1(factors[m]);
 #pragma GCC unroll 16
-    for (int i = 0; i < VECS; i += Dot::kVecsPerFold) {
-      float* sum = sums + m * kBlockN + i / Dot::kVecsPerFold * kLanes;
+    for (int i = 0; i < kPartVecs; ++i) {
+      float* sum = sums + m * kBlockN + i * kLanes;
       const Vec before = start ? zero() : load(sum);
-      store(sum, add(before, mul(Dot::fold(acc[m] + i), factor)));
+      store(sum, add(before, mul(sum_of_chains<Dot>(chains[m] + i, kPartVecs), factor)));
     }
   }
 }
 
-// Few rows take more columns at once, so that enough chains hide the latency of an FMA.
-template <typename Dot>
-constexpr int micro_vecs(int rows) {
-  int vecs = kMicroVecs;
-  while (vecs * 2 <= Dot::kVecs && vecs * 2 * rows <= kMicroRows * kMicroVecs) vecs *= 2;
-  return vecs;
-}
-
-// All columns of a tile of 1..ROWS rows.
+// A tile of 1..ROWS rows.
 template <typename Dot, int ROWS>
-SGL_INLINE void multiply_rows(int64_t rows, const float* a, int64_t a_stride, const float* panel,
-                              int64_t pairs, const float* factors, bool start, const char* next,
+SGL_INLINE void multiply_rows(int64_t rows, const float* a, int64_t a_stride, const float* part,
+                              int64_t pairs, const float* factors, bool start, Ahead ahead,
                               float* sums) {
   if (rows == ROWS) {
-    constexpr int kVecs = micro_vecs<Dot>(ROWS);
-    for (int v = 0; v < Dot::kVecs; v += kVecs) {
-      micro_kernel<Dot, ROWS, kVecs>(a, a_stride, panel + v * pairs * kLanes, pairs, factors, start,
-                                     v == 0 ? next : nullptr,
-                                     sums + v / Dot::kVecsPerFold * kLanes);
-    }
+    micro_kernel<Dot, ROWS>(a, a_stride, part, pairs, factors, start, ahead, sums);
   } else if constexpr (ROWS > 1) {
-    multiply_rows<Dot, ROWS - 1>(rows, a, a_stride, panel, pairs, factors, start, next, sums);
+    multiply_rows<Dot, ROWS - 1>(rows, a, a_stride, part, pairs, factors, start, ahead, sums);
   }
 }
 
-// sums[rows, 32] (+)= a[rows, pairs] @ panel: the batch-reduce step over one block of K.
+// sums[rows, 32] (+)= a[rows, pairs] @ panel: the batch-reduce step over one block of K. The next
+// panel is made of `next_bytes` at `next`.
 template <typename Dot>
 SGL_INLINE void multiply_panel(const float* a, int64_t a_stride, const float* panel, int64_t pairs,
                                int64_t rows, const float* factors, bool start, const char* next,
-                               float* sums) {
+                               int64_t next_bytes, float* sums) {
   if constexpr (Dot::kTiles) {
     multiply_tiles<Dot::kPlanes>(a, a_stride, panel, pairs, rows, start, next, sums);
   } else {
-    constexpr int kFull = micro_vecs<Dot>(kMicroRows);
-    const int64_t full_rows = rows / kMicroRows * kMicroRows;
+    // Tiles as tall as each other: a low one would wait for its multiply-adds.
+    const int64_t tiles = div_up(rows, kTileRows<Dot>);
+    // Requests that come too fast would wait for each other: they are spread over some calls.
+    const int64_t share = next_bytes / min_i64(tiles * (kColumnVecs / kPartVecs), 4);
+    const char* end = next + next_bytes;
     // Part by part, so that one stays in L1 while the rows pass.
-    for (int v = 0; v < Dot::kVecs; v += kFull) {
-      for (int64_t m = 0; m < full_rows; m += kMicroRows) {
-        micro_kernel<Dot, kMicroRows, kFull>(
-            a + m * a_stride, a_stride, panel + v * pairs * kLanes, pairs, factors + m, start,
-            v == 0 && m == 0 ? next : nullptr, sums + m * kBlockN + v / Dot::kVecsPerFold * kLanes);
+    for (int v = 0; v < kColumnVecs; v += kPartVecs) {
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t m = rows * tile / tiles;
+        const int64_t height = rows * (tile + 1) / tiles - m;
+        const Ahead ahead{next, next < end ? share : 0};
+        multiply_rows<Dot, kTileRows<Dot>>(height, a + m * a_stride, a_stride,
+                                           panel + v * pairs * kLanes, pairs, factors + m, start,
+                                           ahead, sums + m * kBlockN + v * kLanes);
+        next += ahead.bytes;
       }
-    }
-    if (full_rows < rows) {
-      multiply_rows<Dot, kMicroRows - 1>(
-          rows - full_rows, a + full_rows * a_stride, a_stride, panel, pairs, factors + full_rows,
-          start, full_rows == 0 ? next : nullptr, sums + full_rows * kBlockN);
     }
   }
 }
@@ -172,7 +192,7 @@ SGL_INLINE KBlock k_block_at(const GemmArgs& args, int64_t index) {
 template <typename scalar_t, typename packed_t>
 struct PanelProduct {
   using Dot = DotFor<scalar_t>;
-  static constexpr int64_t kRowFloats = Dot::kBlockK / 2 * Dot::kFloatsPerPair * Dot::kPlanes;
+  static constexpr int64_t kRowFloats = Dot::kBlockK / 2 * Dot::kChains * Dot::kPlanes;
 
   const GemmArgs& args;
   const scalar_t* mat1;  // its first row
@@ -187,7 +207,7 @@ struct PanelProduct {
 
   // Rows of mat1 as the policy multiplies them, and what their sums are to be multiplied by.
   SGL_MEMBER void convert(const KBlock& k, float* a, float* factors) const {
-    const int64_t plane_stride = pairs(k) * Dot::kFloatsPerPair;
+    const int64_t plane_stride = pairs(k) * Dot::kChains;
     const int64_t a_stride = plane_stride * Dot::kPlanes;
     for (int64_t m = 0; m < rows; ++m) {
       const scalar_t* row = mat1 + m * args.mat1_stride + k.begin;
@@ -206,8 +226,9 @@ struct PanelProduct {
     const packed_t* b = weight_block<packed_t>(args, n0, k.begin, k.depth, gathered);
     const float* widened = widen_panel<Dot>(b, div_up(k.depth, 2), pairs(k), panel);
     const char* next = reinterpret_cast<const char*>(b) + stride * sizeof(packed_t);
-    multiply_panel<Dot>(a, pairs(k) * Dot::kFloatsPerPair * Dot::kPlanes, widened, pairs(k), rows,
-                        factors, k.starts_segment, next, sums);
+    multiply_panel<Dot>(a, pairs(k) * Dot::kChains * Dot::kPlanes, widened, pairs(k), rows, factors,
+                        k.starts_segment, next,
+                        pairs(k) * kPairElements * static_cast<int64_t>(sizeof(packed_t)), sums);
     if (k.ends_segment) {
       alignas(64) float scale[kBlockN];
       load_scales(args, n0, k.segment, scale);

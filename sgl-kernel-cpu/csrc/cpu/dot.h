@@ -3,8 +3,8 @@
 // A policy says how weights and mat1 become vectors, what one step (one k pair) computes, and in
 // which order the products of one output element are summed:
 //
-//   DotF32        even and odd k in two chains of f32 fused multiply-adds, side by side in adjacent
-//                 lanes; products are exact, so the tiers that use it agree bit for bit
+//   DotF32        even and odd k in two chains of f32 fused multiply-adds; products are exact, so
+//                 the tiers that use it agree bit for bit
 //   DotBf16       VDPBF16PS, BFDOT: one chain of bf16 pair dot products
 //   DotTile       TDPBF16PS (AMX): even and odd k in two f32 chains, 32 k at a time
 //   DotTileOrder  the same order in AVX-512 f32 FMA, for few rows, where a tile would be mostly
@@ -32,11 +32,14 @@ struct NoTileState {
   SGL_MEMBER NoTileState() {}
 };
 
+constexpr int kColumnVecs = static_cast<int>(kBlockN) / kLanes;
+
 struct DotF32 {
-  static constexpr int kFloatsPerPair = 2;   // 32-bit elements of mat1 in one k pair
-  static constexpr int kVecs = 64 / kLanes;  // vectors of one k pair of 32 columns
-  static constexpr int kVecsPerFold = 2;     // vectors that fold into one of columns
-  static constexpr int kPlanes = 1;          // rows that one row of mat1 becomes
+  // Chains of an output element: even k and odd k. A k pair is that many 32-bit elements of mat1,
+  // and kVecs vectors of weights: the columns of the first chain, then those of the second.
+  static constexpr int kChains = 2;
+  static constexpr int kVecs = kChains * kColumnVecs;
+  static constexpr int kPlanes = 1;  // rows that one row of mat1 becomes
   // A panel is 256 x 32 x 4 B = 32 KiB, and the part of it that rows pass over stays in L1.
   static constexpr int64_t kBlockK = 256;
   static constexpr int64_t kFlushPairs = kBlockK / 2;
@@ -47,16 +50,21 @@ struct DotF32 {
   static constexpr bool kWords = true;  // takes e4m3 weights as words, scaled by 1 / kWordScale
   using TileState = NoTileState;
 
-  using Pair = Vec;  // one k pair of a row of mat1, for all columns
-  SGL_INLINE Pair load_pair(const float* a) { return set_pair(a); }
-  template <typename word_t>
-  SGL_INLINE void load_weights(const word_t* words, Vec* weights) {
+  // One k pair of 32 columns: as words, or as packed bf16.
+  SGL_INLINE void load_weights(const Word* words, Vec* weights) {
 #pragma GCC unroll 16
     for (int i = 0; i < kVecs; ++i) weights[i] = load_act(words + i * kLanes);
   }
-  // Vector `i` of a k pair: c + a * b.
-  SGL_INLINE Vec dot(Pair a, Vec b, Vec c, int /*i*/) { return fma(a, b, c); }
-  SGL_INLINE Vec fold(const Vec* chains) { return fold_pairs(chains[0], chains[1]); }
+  SGL_INLINE void load_weights(const bf16_t* packed, Vec* weights) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kColumnVecs; ++i) {
+      const Vec pairs = load(reinterpret_cast<const float*>(packed) + i * kLanes);
+      weights[i] = even_k(pairs);
+      weights[kColumnVecs + i] = odd_k(pairs);
+    }
+  }
+  // One chain: c + a * b.
+  SGL_INLINE Vec dot(Vec a, Vec b, Vec c) { return fma(a, b, c); }
 
   // k elements of a row of mat1 as f32 times `scale`, then zeros up to padded_k.
   template <typename scalar_t>
@@ -72,7 +80,7 @@ struct DotF32 {
 #if defined(SGL_HAS_BF16_DOT) || defined(SGL_TIER_AMX)
 // Weights and mat1 as bf16 pairs, one 32-bit element a pair.
 struct Bf16Pairs {
-  static constexpr int kFloatsPerPair = 1;
+  static constexpr int kChains = 1;
   static constexpr int kVecs = kPairVecs;
   static constexpr bool kWords = false;
 
@@ -102,7 +110,6 @@ using TinyDotFor = DotTileOrder<scalar_t>;
 #elif defined(SGL_HAS_BF16_DOT)
 
 struct DotBf16 : Bf16Pairs {
-  static constexpr int kVecsPerFold = 1;
   static constexpr int kPlanes = 1;
   static constexpr int64_t kBlockK = kMaxBlockK;
   static constexpr int64_t kFlushPairs = kBlockK / 2;
@@ -112,10 +119,7 @@ struct DotBf16 : Bf16Pairs {
   static constexpr bool kFlushSubnormals = false;
   using TileState = NoTileState;
 
-  using Pair = Vec;
-  SGL_INLINE Pair load_pair(const float* a) { return set1(*a); }
-  SGL_INLINE Vec dot(Pair a, Vec b, Vec c, int /*i*/) { return dot_bf16(a, b, c); }
-  SGL_INLINE Vec fold(const Vec* chain) { return chain[0]; }
+  SGL_INLINE Vec dot(Vec a, Vec b, Vec c) { return dot_bf16(a, b, c); }
 };
 template <typename scalar_t>
 using DotFor = std::conditional_t<std::is_same<scalar_t, bf16_t>::value, DotBf16, DotF32>;
@@ -130,6 +134,14 @@ template <typename scalar_t>
 using TinyDotFor = DotF32;
 
 #endif
+
+// The sum of an output vector's chains, which stand `step` vectors apart.
+template <typename Dot>
+SGL_INLINE Vec sum_of_chains(const Vec* chains, int step) {
+  Vec sum = chains[0];
+  for (int chain = 1; chain < Dot::kChains; ++chain) sum = add(sum, chains[chain * step]);
+  return sum;
+}
 
 // brgemm.h instantiates this name on every tier; only tile tiers call it.
 #if !defined(SGL_TIER_AMX)

@@ -26,37 +26,46 @@ struct TinyBlock {
   int64_t segment_blocks;  // blocks of kBlockK in a segment
 };
 
-// Vectors of a k pair that `rows` rows of accumulators leave registers for.
-constexpr int vecs_at_once(int rows, int vecs) {
+// Vectors of a k pair whose sums `rows` rows keep in registers: all, or some of one chain.
+template <typename Dot>
+constexpr int vecs_at_once(int rows) {
   const int most = kMicroRows * kMicroVecs / rows;
-  return vecs < most ? vecs : most;
+  if (Dot::kVecs <= most) return Dot::kVecs;
+  int vecs = kColumnVecs;
+  while (vecs > most) vecs /= 2;
+  return vecs;
 }
 
-// acc[ROWS, kVecs] += a[ROWS, pairs] * weights[pairs, 32], from vector FIRST of a k pair on.
-template <typename Dot, int ROWS, int FIRST, typename weight_t>
-SGL_INLINE void accumulate(const float* a, int64_t a_stride, const weight_t* weights, int64_t pairs,
-                           Vec (*acc)[Dot::kVecs]) {
-  constexpr int kCount = vecs_at_once(ROWS, Dot::kVecs - FIRST);
+// acc[ROWS, kVecs] += a[ROWS, pairs] * weights[pairs, 32], from vector FIRST of a k pair on. The
+// weights were decoded from `b`; prefetches for it are spread over the products, so that requests
+// do not queue up.
+template <typename Dot, int ROWS, int FIRST, typename weight_t, typename packed_t>
+SGL_INLINE void accumulate(const float* a, int64_t a_stride, const weight_t* weights,
+                           const packed_t* b, int64_t pairs, Vec (*acc)[Dot::kVecs]) {
+  constexpr int kCount = vecs_at_once<Dot>(ROWS);
   Vec sums[ROWS][kCount];
   for (int m = 0; m < ROWS; ++m) {
     for (int i = 0; i < kCount; ++i) sums[m][i] = acc[m][FIRST + i];
   }
   for (int64_t p = 0; p < pairs; ++p) {
+    if constexpr (FIRST == 0) prefetch_pair(b + p * kPairElements);
     Vec w[Dot::kVecs];
     Dot::load_weights(weights + p * kPairElements, w);
 #pragma GCC unroll 8
     for (int m = 0; m < ROWS; ++m) {
-      const typename Dot::Pair x = Dot::load_pair(a + m * a_stride + p * Dot::kFloatsPerPair);
+      const float* x = a + m * a_stride + p * Dot::kChains;
 #pragma GCC unroll 16
-      for (int i = 0; i < kCount; ++i)
-        sums[m][i] = Dot::dot(x, w[FIRST + i], sums[m][i], FIRST + i);
+      for (int i = 0; i < kCount; ++i) {
+        const int vec = FIRST + i;
+        sums[m][i] = Dot::dot(set1(x[vec / kColumnVecs]), w[vec], sums[m][i]);
+      }
     }
   }
   for (int m = 0; m < ROWS; ++m) {
     for (int i = 0; i < kCount; ++i) acc[m][FIRST + i] = sums[m][i];
   }
   if constexpr (FIRST + kCount < Dot::kVecs) {
-    accumulate<Dot, ROWS, FIRST + kCount>(a, a_stride, weights, pairs, acc);
+    accumulate<Dot, ROWS, FIRST + kCount>(a, a_stride, weights, b, pairs, acc);
   }
 }
 
@@ -66,8 +75,7 @@ constexpr int64_t kChunkPairs = 16;  // of 8, 16 and 32 the best for 1 to 4 rows
 template <typename Dot, int ROWS>
 SGL_INLINE void accumulate_packed(const float* a, int64_t a_stride, const bf16_t* b, int64_t pairs,
                                   Vec (*acc)[Dot::kVecs]) {
-  for (int64_t p = 0; p < pairs; ++p) prefetch_pair(b + p * kPairElements);
-  accumulate<Dot, ROWS, 0>(a, a_stride, b, pairs, acc);
+  accumulate<Dot, ROWS, 0>(a, a_stride, b, b, pairs, acc);
 }
 
 template <typename Dot, int ROWS>
@@ -76,10 +84,9 @@ SGL_INLINE void accumulate_packed(const float* a, int64_t a_stride, const e4m3_t
   if constexpr (Dot::kWords) {
     alignas(64) Word words[kChunkPairs * kPairElements];
     codes_to_word_chunk(b, pairs, words);
-    accumulate<Dot, ROWS, 0>(a, a_stride, words, pairs, acc);
+    accumulate<Dot, ROWS, 0>(a, a_stride, words, b, pairs, acc);
   } else {
-    for (int64_t p = 0; p < pairs; ++p) prefetch_pair(b + p * kPairElements);
-    accumulate<Dot, ROWS, 0>(a, a_stride, b, pairs, acc);
+    accumulate<Dot, ROWS, 0>(a, a_stride, b, b, pairs, acc);
   }
 }
 
@@ -115,21 +122,21 @@ struct tinygemm_kernel_nn2 {
       }
       int64_t p = p0;
       for (; p + kChunkPairs <= p1; p += kChunkPairs) {
-        accumulate_packed<Dot, kRows>(a + p * Dot::kFloatsPerPair, block.a_stride,
-                                      b + p * kPairElements, kChunkPairs, acc);
+        accumulate_packed<Dot, kRows>(a + p * Dot::kChains, block.a_stride, b + p * kPairElements,
+                                      kChunkPairs, acc);
       }
       if (p < p1) {
-        accumulate_packed<Dot, kRows>(a + p * Dot::kFloatsPerPair, block.a_stride,
-                                      b + p * kPairElements, p1 - p, acc);
+        accumulate_packed<Dot, kRows>(a + p * Dot::kChains, block.a_stride, b + p * kPairElements,
+                                      p1 - p, acc);
       }
       const int64_t k_block = segment * block.segment_blocks + p0 / (Dot::kBlockK / 2);
       for (int m = 0; m < BLOCK_M; ++m) {
         const Vec factor =
             set1(block.row_factors[m * block.segments * block.segment_blocks + k_block]);
         for (int plane = 0; plane < Dot::kPlanes; ++plane) {
-          for (int i = 0; i < Dot::kVecs; i += Dot::kVecsPerFold) {
-            float* sum = sums + m * BLOCK_N + i / Dot::kVecsPerFold * kLanes;
-            const Vec part = Dot::fold(acc[m * Dot::kPlanes + plane] + i);
+          for (int i = 0; i < kColumnVecs; ++i) {
+            float* sum = sums + m * BLOCK_N + i * kLanes;
+            const Vec part = sum_of_chains<Dot>(acc[m * Dot::kPlanes + plane] + i, kColumnVecs);
             store(sum, add(load(sum), mul(part, factor)));
           }
         }
@@ -166,7 +173,7 @@ SGL_INLINE void convert_tiny_row(const GemmArgs& args, const TinyBlock<packed_t>
       const scalar_t* src = row + s * segment + k;
       const float scale = scale_of_row<Dot, packed_t>(src, part);
       Dot::convert_row(src, part, round_up(part, 2), scale,
-                       a + s * block.a_segment + k / 2 * Dot::kFloatsPerPair, block.a_stride);
+                       a + s * block.a_segment + k / 2 * Dot::kChains, block.a_stride);
       factors[s * block.segment_blocks + k / Dot::kBlockK] = factor_of_row<Dot, packed_t>(scale);
     }
   }
@@ -182,7 +189,7 @@ static void tinygemm_blocks(const GemmArgs& args, TaskRange tasks, Scratch scrat
   block.segment_pairs = div_up(segment, 2);
   block.last_pairs = div_up(args.K - (block.segments - 1) * segment, 2);
   block.segment_blocks = div_up(segment, Dot::kBlockK);
-  block.a_segment = tiny_segment_floats(segment) / 2 * Dot::kFloatsPerPair;
+  block.a_segment = tiny_segment_floats(segment) / 2 * Dot::kChains;
   block.a_stride = block.segments * block.a_segment;
   float* a = Scratch::take<float>(&scratch, args.M * Dot::kPlanes * block.a_stride);
   float* factors = Scratch::take<float>(&scratch, args.M * block.segments * block.segment_blocks);

@@ -4,10 +4,11 @@
 //   Vec, kLanes                 f32 vector and its width
 //   kMicroRows, kMicroVecs      the register tile of the panel kernel (rows x vectors)
 //   zero, set1, load, store, add, mul, fma
-//   set_pair, fold_pairs        a k pair in adjacent lanes, and the sums of adjacent lanes
 //   load_act(const bf16_t* | const fp16_t*)   kLanes activations, or weight words, as f32
+//   even_k, odd_k               one k of each of kLanes bf16 pairs (moved as bits), as f32
 //   store_out(float* | bf16_t* | fp16_t*, Vec) one rounding, to nearest even
-//   Word, kWordScale, codes_to_words, NanWatch   e4m3 weights as 16-bit words that load_act widens
+//   Word, kWordScale, codes_to_words, NanWatch   e4m3 pairs as 16-bit words that load_act widens,
+//                               even k and odd k apart
 //   SGL_HAS_BF16_DOT, dot_bf16  the bf16 pair dot product, where there is one
 //   load_pairs, kPairVecs       weights as bf16 pairs, exact; where dot.h uses them
 #pragma once

@@ -68,30 +68,33 @@ SGL_INLINE void store_out(fp16_t* p, Vec v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// Adjacent lanes, a[0] a[1] a[0] a[1] ...: one k pair of mat1.
-SGL_INLINE Vec set_pair(const float* a) {
-  double pair;
-  memcpy(&pair, a, sizeof(pair));
-  return _mm256_castpd_ps(_mm256_set1_pd(pair));
+SGL_INLINE Vec even_k(Vec pairs) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
 }
-// Sums of adjacent lanes, in order.
-SGL_INLINE Vec fold_pairs(Vec low, Vec high) {
-  const __m256d sums = _mm256_castps_pd(_mm256_hadd_ps(low, high));
-  return _mm256_castpd_ps(_mm256_permute4x64_pd(sums, 0xD8));
+SGL_INLINE Vec odd_k(Vec pairs) {
+  return _mm256_and_ps(pairs,
+                       _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
 
 // e4m3 s.eeee.mmm with its fields moved to where fp16 has them is the weight times 2^-8, subnormals
 // included; only NaN comes out wrong, as 480 * 2^-8. VCVTPH2PS, which widens the words, knows no
 // DAZ.
-using Word = fp16_t;
+struct Word : fp16_t {};
 constexpr float kWordScale = 256.f;
 
-// 64 codes to words.
+// 32 pairs of codes to words: 32 even k, then 32 odd k. A multiplication by 128 and 0 (or 0 and
+// 128) picks one code of each pair, extends its sign and shifts it, all at once.
 SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
+  const __m256i even = _mm256_set1_epi16(0x0080);
+  const __m256i odd = _mm256_set1_epi16(static_cast<short>(0x8000));
   const __m256i fields = _mm256_set1_epi16(static_cast<short>(0xBF80));
-  for (int i = 0; i < 64; i += 16) {
-    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load16(codes + i)), 7);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(words + i), _mm256_and_si256(shifted, fields));
+  const auto store_words = [&](Word* to, __m256i shifted) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_and_si256(shifted, fields));
+  };
+  for (int i = 0; i < 32; i += 16) {
+    const __m256i c = load32(codes + 2 * i);
+    store_words(words + i, _mm256_maddubs_epi16(even, c));
+    store_words(words + 32 + i, _mm256_maddubs_epi16(odd, c));
   }
 }
 

@@ -12,9 +12,9 @@ namespace SGL_TIER {
 
 using Vec = __m512;
 constexpr int kLanes = 16;
-// 12 x 2 accumulators + 2 weight vectors, activations broadcast from memory: 26 of 32 registers.
-constexpr int kMicroRows = 12;
-constexpr int kMicroVecs = 2;
+// 6 x 4 accumulators + 4 weight vectors + 2 broadcasts: 30 of 32 registers.
+constexpr int kMicroRows = 6;
+constexpr int kMicroVecs = 4;
 
 SGL_INLINE Vec zero() {
   return _mm512_setzero_ps();
@@ -66,31 +66,25 @@ SGL_INLINE void store_out(fp16_t* p, Vec v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// Adjacent lanes, a[0] a[1] a[0] a[1] ...: one k pair of mat1.
-SGL_INLINE Vec set_pair(const float* a) {
-  double pair;
-  memcpy(&pair, a, sizeof(pair));
-  return _mm512_castpd_ps(_mm512_set1_pd(pair));
+SGL_INLINE Vec even_k(Vec pairs) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
 }
-// Sums of adjacent lanes, in order.
-SGL_INLINE Vec fold_pairs(Vec low, Vec high) {
-  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-  return _mm512_add_ps(_mm512_permutex2var_ps(low, even, high),
-                       _mm512_permutex2var_ps(low, odd, high));
+SGL_INLINE Vec odd_k(Vec pairs) {
+  return _mm512_and_ps(pairs,
+                       _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
 
-// As on AVX2: e4m3 fields where fp16 has them, the weight times 2^-8.
-using Word = fp16_t;
+// As on AVX2: e4m3 fields where fp16 has them, the weight times 2^-8; even k, then odd k.
+struct Word : fp16_t {};
 constexpr float kWordScale = 256.f;
 
-// 64 codes to words.
 SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
+  const __m512i c = _mm512_loadu_si512(codes);
+  const __m512i even = _mm512_maddubs_epi16(_mm512_set1_epi16(0x0080), c);
+  const __m512i odd = _mm512_maddubs_epi16(_mm512_set1_epi16(static_cast<short>(0x8000)), c);
   const __m512i fields = _mm512_set1_epi16(static_cast<short>(0xBF80));
-  for (int i = 0; i < 64; i += 32) {
-    const __m512i shifted = _mm512_slli_epi16(_mm512_cvtepi8_epi16(load32(codes + i)), 7);
-    _mm512_store_si512(words + i, _mm512_and_si512(shifted, fields));
-  }
+  _mm512_store_si512(words, _mm512_and_si512(even, fields));
+  _mm512_store_si512(words + 32, _mm512_and_si512(odd, fields));
 }
 
 // Remembers whether one of the codes it has seen is NaN (0x7F or 0xFF).

@@ -63,31 +63,32 @@ SGL_INLINE void store_out(fp16_t* p, Vec v) {
   vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v)));
 }
 
-// Adjacent lanes, a[0] a[1] a[0] a[1]: one k pair of mat1.
-SGL_INLINE Vec set_pair(const float* a) {
-  double pair;
-  memcpy(&pair, a, sizeof(pair));
-  return vreinterpretq_f32_f64(vdupq_n_f64(pair));
+SGL_INLINE Vec even_k(Vec pairs) {
+  return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(pairs), 16));
 }
-// Sums of adjacent lanes, in order.
-SGL_INLINE Vec fold_pairs(Vec low, Vec high) {
-  return vpaddq_f32(low, high);
+SGL_INLINE Vec odd_k(Vec pairs) {
+  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(0xFFFF0000u)));
 }
 
 // As on AVX2: e4m3 fields where fp16 has them, the weight times 2^-8. FCVTL, which widens the
 // words, heeds neither FZ nor FZ16.
-using Word = fp16_t;
+struct Word : fp16_t {};
 constexpr float kWordScale = 256.f;
 
-// 64 codes to words.
+// 32 pairs of codes to words: 32 even k, then 32 odd k.
 SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
   const int16x8_t sign_copy = vdupq_n_s16(0x4000);
-  for (int i = 0; i < 64; i += 16) {
-    const int8x16_t c = vreinterpretq_s8_u8(vld1q_u8(&codes[i].bits));
+  const auto store_words = [&](Word* to, uint8x16_t bits) {
+    const int8x16_t c = vreinterpretq_s8_u8(bits);
     const int16x8_t low = vbicq_s16(vshll_n_s8(vget_low_s8(c), 7), sign_copy);
     const int16x8_t high = vbicq_s16(vshll_high_n_s8(c, 7), sign_copy);
-    vst1q_u16(&words[i].bits, vreinterpretq_u16_s16(low));
-    vst1q_u16(&words[i + 8].bits, vreinterpretq_u16_s16(high));
+    vst1q_u16(&to[0].bits, vreinterpretq_u16_s16(low));
+    vst1q_u16(&to[8].bits, vreinterpretq_u16_s16(high));
+  };
+  for (int i = 0; i < 32; i += 16) {
+    const uint8x16x2_t pairs = vld2q_u8(&codes[2 * i].bits);
+    store_words(words + i, pairs.val[0]);
+    store_words(words + 32 + i, pairs.val[1]);
   }
 }
 

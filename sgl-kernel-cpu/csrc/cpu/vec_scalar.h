@@ -48,22 +48,24 @@ SGL_INLINE void store_out(out_t* p, Vec v) {
   for (int i = 0; i < kLanes; ++i) from_float(v[i], p + i);
 }
 
-// Adjacent lanes, a[0] a[1] a[0] a[1]: one k pair of mat1.
-SGL_INLINE Vec set_pair(const float* a) {
-  return Vec{a[0], a[1], a[0], a[1]};
+typedef uint32_t Bits __attribute__((vector_size(16)));
+SGL_INLINE Vec even_k(Vec pairs) {
+  return reinterpret_cast<Vec>(reinterpret_cast<Bits>(pairs) << 16);
 }
-// Sums of adjacent lanes, in order.
-SGL_INLINE Vec fold_pairs(Vec low, Vec high) {
-  return Vec{low[0] + low[1], low[2] + low[3], high[0] + high[1], high[2] + high[3]};
+SGL_INLINE Vec odd_k(Vec pairs) {
+  return reinterpret_cast<Vec>(reinterpret_cast<Bits>(pairs) & 0xFFFF0000u);
 }
 
 // Weights as bf16, from a table.
-using Word = bf16_t;
+struct Word : bf16_t {};
 constexpr float kWordScale = 1.f;
 
-// 64 codes to words.
+// 32 pairs of codes to words: 32 even k, then 32 odd k.
 SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
-  for (int i = 0; i < 64; ++i) words[i].bits = kE4m3Table.bf16_bits[codes[i].bits];
+  for (int i = 0; i < 32; ++i) {
+    words[i].bits = kE4m3Table.bf16_bits[codes[2 * i].bits];
+    words[32 + i].bits = kE4m3Table.bf16_bits[codes[2 * i + 1].bits];
+  }
 }
 
 // The table holds NaN: there is nothing to watch for.

@@ -16,17 +16,19 @@ namespace SGL_TIER {
 
 constexpr int64_t kPairElements = kBlockN * 2;  // one k pair of a block of columns
 
-// Hardware prefetchers stop at page borders and start anew behind them; with a few hundred cycles
-// of decoding per line they never get far enough ahead. 2 KiB was the best of 512 B to 8 KiB.
-constexpr int64_t kPrefetchBytes = 2048;
+// Hardware prefetchers stop at page borders and start anew behind them, and do not get far enough
+// ahead. A line is asked for twice: far ahead into L2, where many requests can wait, then into L1.
+constexpr int64_t kPrefetchL1 = 4096;
+constexpr int64_t kPrefetchL2 = 16384;
 
-// Asks for the cache lines of the k pair that many bytes ahead. May point past the weight: a
+// Asks for the cache lines of the k pairs that many bytes ahead. May point past the weight: a
 // prefetch reads nothing and cannot fault.
 template <typename packed_t>
 SGL_INLINE void prefetch_pair(const packed_t* pair) {
-  const char* ahead = reinterpret_cast<const char*>(pair) + kPrefetchBytes;
+  const char* line = reinterpret_cast<const char*>(pair);
   for (size_t byte = 0; byte < kPairElements * sizeof(packed_t); byte += 64) {
-    __builtin_prefetch(ahead + byte);
+    __builtin_prefetch(line + byte + kPrefetchL1, 0, 3);
+    __builtin_prefetch(line + byte + kPrefetchL2, 0, 2);
   }
 }
 
@@ -43,7 +45,6 @@ static inline void mark_nan_words(int64_t count, Word* words) {
 SGL_INLINE void codes_to_word_chunk(const e4m3_t* codes, int64_t pairs, Word* words) {
   NanWatch watch;
   for (int64_t p = 0; p < pairs; ++p) {
-    prefetch_pair(codes + p * kPairElements);
     codes_to_words(codes + p * kPairElements, words + p * kPairElements);
     watch.see(codes + p * kPairElements);
   }

@@ -27,13 +27,13 @@ class RecordingError(RuntimeError):
 
 
 class StepGraph:
-    """The recorded work of a function. Reads and writes the memory of the tensors that the function
-    used and made, and keeps it alive.
+    """The recorded work of a function. Reads and writes the memory that the tensors which the
+    function used and made had then, and keeps it alive; they must not be resized.
 
     Not for several threads at once: a replay writes what it also reads.
     """
 
-    def __init__(self, handle: int, kept: list[Tensor]) -> None:
+    def __init__(self, handle: int, kept: dict[int, torch.UntypedStorage]) -> None:
         self._handle = handle
         self._kept = kept
         # Unlike __del__ it needs no module globals, which may be gone when the interpreter ends.
@@ -115,11 +115,10 @@ def record(function: Callable[[], T], arena: Arena | None = None) -> tuple[StepG
     graph, result, again = _record(function, [base + offset for offset in offsets])
     if again.sizes_made() != sizes:
         raise RecordingError("the function made other tensors when it was called again")
-    kept = [*again.tensors, memory]
+    again.keep([memory])
 
     def owned(tensor: Tensor) -> Tensor:
         # What the operators made does not own its memory.
-        kept.append(tensor)
         start = tensor.data_ptr() - memory.data_ptr()
         if tensor.numel() == 0 or not 0 <= start < memory.numel():
             return tensor
@@ -127,9 +126,7 @@ def record(function: Callable[[], T], arena: Arena | None = None) -> tuple[StepG
         piece = memory[start : start + (last + 1) * tensor.itemsize].view(tensor.dtype)
         return piece.as_strided(tensor.shape, tensor.stride())
 
-    result = tree_map_only(Tensor, owned, result)
-    graph._kept = kept
-    return graph, result
+    return graph, tree_map_only(Tensor, owned, result)
 
 
 def _record(function: Callable[[], T], places: Sequence[int]) -> tuple[StepGraph, T, "_Recorder"]:
@@ -140,7 +137,7 @@ def _record(function: Callable[[], T], places: Sequence[int]) -> tuple[StepGraph
     graph = None
     try:
         recorder = _Recorder()
-        graph = StepGraph(handle, recorder.tensors)
+        graph = StepGraph(handle, recorder.kept)
         with recorder:
             result = function()
     finally:
@@ -155,7 +152,8 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tensors: list[Tensor] = []
+        # Not the tensors, which may be given other memory: modules do that to change their dtype.
+        self.kept: dict[int, torch.UntypedStorage] = {}
         self._calls = 0
         # [bytes, call that made it, last call that used it], in the order in which they were made.
         self._made: list[list[int]] = []
@@ -192,8 +190,12 @@ class _Recorder(TorchDispatchMode):
             for tensor in results:
                 self._place[_storage(tensor)] = len(self._made)
                 self._made.append([tensor.nbytes, self._calls, self._calls])
-        self.tensors += inputs + results
+        self.keep(inputs + results)
         return result
+
+    def keep(self, tensors: list[Tensor]) -> None:
+        """Keeps their memory alive, with that of all tensors seen."""
+        self.kept |= {_storage(tensor): tensor.untyped_storage() for tensor in tensors}
 
     def sizes_made(self) -> list[int]:
         """Bytes of the tensors made, in the order in which they were made."""

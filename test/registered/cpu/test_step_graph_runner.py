@@ -19,7 +19,7 @@ from srt.test.model_cases import TOKENS, write_model
 from srt.test.tiny_models import ARCHITECTURES, make_tensors
 from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
 
-register_cpu_ci(est_time=20, suite="per-commit")
+register_cpu_ci(est_time=10, suite="per-commit")
 
 # Format, architecture, options of the runner. Windows slide, and positions pass the original
 # length of scaled rotations.

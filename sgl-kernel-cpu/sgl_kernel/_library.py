@@ -71,7 +71,7 @@ def set_isa(tier: str | None) -> None:
 class GraphFunctions:
     """The library's functions behind :mod:`sgl_kernel.graph`."""
 
-    begin: Callable[[Any, int], int | None]
+    begin: Callable[[Any, Any, int], int | None]
     end: Callable[[], None]
     size: Callable[[int], int]
     replay: Callable[[int], bytes | None]
@@ -90,7 +90,7 @@ def graph_functions() -> GraphFunctions:
 
     handle = ctypes.c_void_p
     return GraphFunctions(
-        begin=bind("begin", handle, handle, ctypes.c_int64),
+        begin=bind("begin", handle, handle, handle, ctypes.c_int64),
         end=bind("end", None),
         size=bind("size", ctypes.c_int64, handle),
         replay=bind("replay", ctypes.c_char_p, handle),

@@ -102,9 +102,9 @@ def record(function: Callable[[], T], arena: Arena | None = None) -> tuple[StepG
         RecordingError: Another operator was called, or one of ours whose work depends on more than
             the shapes of its arguments (``convert_weight_packed``, ``extend_attention_cpu``,
             ``fused_qkv_attention_cpu`` with ``extend_seq_lens``); or this thread records already;
-            or ``function`` made other tensors when it was called the second time.
+            or ``function`` made other tensors, or used them otherwise, the second time.
     """
-    graph, result, recorder = _record(function, [])
+    graph, result, recorder = _record(function, [], [])
     if arena is None:
         return graph, result
     sizes, offsets = recorder.plan(result)
@@ -112,9 +112,11 @@ def record(function: Callable[[], T], arena: Arena | None = None) -> tuple[StepG
     memory = arena.take(end + _ALIGNMENT)
     base = -(-memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
     del graph, result
-    graph, result, again = _record(function, [base + offset for offset in offsets])
-    if again.sizes_made() != sizes:
-        raise RecordingError("the function made other tensors when it was called again")
+    graph, result, again = _record(function, [base + offset for offset in offsets], sizes)
+    if again.plan(result) != (sizes, offsets):
+        raise RecordingError(
+            "the function made other tensors, or used them otherwise, when it was called again"
+        )
     again.keep([memory])
 
     def owned(tensor: Tensor) -> Tensor:
@@ -129,9 +131,14 @@ def record(function: Callable[[], T], arena: Arena | None = None) -> tuple[StepG
     return graph, tree_map_only(Tensor, owned, result)
 
 
-def _record(function: Callable[[], T], places: Sequence[int]) -> tuple[StepGraph, T, "_Recorder"]:
+def _record(
+    function: Callable[[], T], places: Sequence[int], sizes: Sequence[int]
+) -> tuple[StepGraph, T, "_Recorder"]:
     functions = graph_functions()
-    handle = functions.begin((ctypes.c_void_p * len(places))(*places), len(places))
+    count = len(places)
+    handle = functions.begin(
+        (ctypes.c_void_p * count)(*places), (ctypes.c_int64 * count)(*sizes), count
+    )
     if handle is None:
         raise RecordingError("this thread is recording already")
     graph = None
@@ -197,10 +204,6 @@ class _Recorder(TorchDispatchMode):
         """Keeps their memory alive, with that of all tensors seen."""
         self.kept |= {_storage(tensor): tensor.untyped_storage() for tensor in tensors}
 
-    def sizes_made(self) -> list[int]:
-        """Bytes of the tensors made, in the order in which they were made."""
-        return [size for size, _, _ in self._made]
-
     def plan(self, result: Any) -> tuple[list[int], list[int]]:
         """Bytes of the tensors made and where they can lie in one piece of memory: each as low as
         those allow that are needed while it is. The result is needed to the end.
@@ -217,7 +220,7 @@ class _Recorder(TorchDispatchMode):
                 offset = max(offset, -(-end // _ALIGNMENT) * _ALIGNMENT)
             placed.append((offset, offset + size, last))
             offsets.append(offset)
-        return self.sizes_made(), offsets
+        return [size for size, _, _ in self._made], offsets
 
     def _use(self, tensors: list[Tensor], call: int) -> None:
         for tensor in tensors:

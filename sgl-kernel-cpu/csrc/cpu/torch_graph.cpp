@@ -2,6 +2,7 @@
 // which releases the GIL meanwhile. Errors are returned as messages, valid until the thread's next
 // call.
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,20 +17,6 @@ Recording& recording() {
   return current;
 }
 
-Tensor new_output(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
-                  ScalarType dtype) {
-  Recording& current = recording();
-  if (current.places.empty()) return torch::stable::new_empty(like, sizes, dtype);
-  void* place = current.places.front();
-  current.places.pop_front();
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t i = sizes.size(); i > 1; --i) {
-    strides[i - 2] = strides[i - 1] * max_i64(1, sizes[i - 1]);
-  }
-  return torch::stable::from_blob(place, sizes, {strides.data(), strides.size()}, like.device(),
-                                  dtype);
-}
-
 namespace {
 
 // Whether this thread's last failure says that something cannot be recorded.
@@ -38,27 +25,52 @@ bool& last_refused() {
   return refused;
 }
 
+[[noreturn]] void refuse(const Checker& check, const std::string& expected,
+                         const std::string& got) {
+  last_refused() = true;
+  check.fail("graph", expected, got);
+}
+
 void run_on_torch_threads(int64_t threads, const std::function<void()>& body) {
   torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) { body(); });
 }
 
 }  // namespace
 
+Tensor new_output(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
+                  ScalarType dtype) {
+  Recording& current = recording();
+  if (current.places.empty()) return torch::stable::new_empty(like, sizes, dtype);
+  const Place place = current.places.front();
+  current.places.pop_front();
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t i = sizes.size(); i > 1; --i) {
+    strides[i - 2] = strides[i - 1] * max_i64(1, sizes[i - 1]);
+  }
+  Tensor out = torch::stable::from_blob(place.data, sizes, {strides.data(), strides.size()},
+                                        like.device(), dtype);
+  const int64_t bytes = out.numel() * static_cast<int64_t>(out.element_size());
+  if (bytes != place.bytes) {
+    refuse(Checker("record"), "the same tensors at both calls",
+           std::to_string(bytes) + " bytes instead of " + std::to_string(place.bytes));
+  }
+  return out;
+}
+
 void refuse_recording(const Checker& check) {
   if (recording().graph == nullptr) return;
-  last_refused() = true;
-  check.fail("graph", "no recording, because this work cannot be replayed", "one");
+  refuse(check, "no recording, because this work cannot be replayed", "one");
 }
 
 }  // namespace sgl_kernel
 
-// Begins to record what the ops of this thread do. The first `count` outputs that they make lie at
-// `places`, the others in memory of their own. Returns the graph, or null if one is recorded
-// already.
-SGL_EXPORT void* sgl_kernel_graph_begin(void* const* places, int64_t count) {
+// Begins to record what the ops of this thread do. The first `count` outputs that they make have
+// `bytes` and lie at `places`, the others in memory of their own. Returns the graph, or null if one
+// is recorded already.
+SGL_EXPORT void* sgl_kernel_graph_begin(void* const* places, const int64_t* bytes, int64_t count) {
   sgl_kernel::Recording& current = sgl_kernel::recording();
   if (current.graph != nullptr) return nullptr;
-  current.places.assign(places, places + count);
+  for (int64_t i = 0; i < count; ++i) current.places.push_back({places[i], bytes[i]});
   return current.graph = new sgl_kernel::StepGraph();
 }
 

@@ -8,14 +8,20 @@
 
 namespace sgl_kernel {
 
+// Memory for an output.
+struct Place {
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
 // What a thread records, if it does, and where the next outputs are to lie.
 struct Recording {
   StepGraph* graph = nullptr;
-  std::deque<void*> places;
+  std::deque<Place> places;
 };
 Recording& recording();
 
-// A new contiguous tensor for an op's result.
+// A new contiguous tensor for an op's result. Throws if it is not as large as its place.
 Tensor new_output(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
                   ScalarType dtype);
 

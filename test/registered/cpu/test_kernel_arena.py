@@ -97,6 +97,30 @@ def test_a_function_that_does_something_else_the_second_time_is_refused() -> Non
     assert torch.equal(result[0], layers(x)[0])
 
 
+def test_tensors_that_live_longer_the_second_time_are_refused() -> None:
+    x = torch.randn(ROWS, SIZE)
+    late = iter([False, True])
+
+    def function() -> Tensor:
+        first = sgl_kernel.rmsnorm_cpu(x, WEIGHT, 1e-5)
+        second = sgl_kernel.rmsnorm_cpu(first, WEIGHT, 1e-5)
+        third = sgl_kernel.rmsnorm_cpu(second, WEIGHT, 1e-5)
+        return sgl_kernel.rmsnorm_cpu(first if next(late) else third, WEIGHT, 1e-5)
+
+    with pytest.raises(RecordingError, match="made other tensors, or used them otherwise"):
+        record(function, Arena())
+
+
+@pytest.mark.parametrize("rows", [(1, 4), (4, 1)])
+def test_tensors_of_another_size_the_second_time_are_refused(rows: tuple[int, int]) -> None:
+    """Before anything is written where there is no room."""
+    x = torch.randn(4, 1 << 16)
+    counts = iter(rows)
+    with pytest.raises(RecordingError, match="expected the same tensors at both calls, got"):
+        record(lambda: sgl_kernel.silu_and_mul_cpu(x[: next(counts)]), Arena())
+    assert len(record(lambda: sgl_kernel.silu_and_mul_cpu(x), Arena())[0]) == 1
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_tensors_that_are_needed_at_the_same_time_lie_apart(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

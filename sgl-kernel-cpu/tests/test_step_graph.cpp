@@ -220,11 +220,13 @@ TEST(more_tasks_than_a_share_can_say_run_in_one_piece) {
   const int64_t count = int64_t{1} << 24;
   StepGraph graph;
   std::atomic<int64_t> calls{0}, tasks{0};
-  graph.add({[] { return count; }, 1,
+  graph.add({[] { return count; },
+             1,
              [&](TaskRange r) {
                ++calls;
                tasks += r.end - r.begin;
-             }});
+             },
+             {}});
   graph.run(5, crew);
   CHECK(calls == 1 && tasks == count, "%ld calls", (long)calls);
 }
@@ -244,10 +246,12 @@ TEST(the_last_step_of_a_full_graph_is_shared) {
   StepGraph graph;
   for (int i = 0; i < 65533; ++i) graph.add({[] { return 0; }, 1, [](TaskRange) {}, {}});
   std::vector<int> runs(100, 0);
-  graph.add({[] { return 100; }, 1,
+  graph.add({[] { return 100; },
+             1,
              [&](TaskRange r) {
                for (int64_t t = r.begin; t < r.end; ++t) ++runs[static_cast<size_t>(t)];
-             }});
+             },
+             {}});
   graph.run(5, crew);
   CHECK(std::all_of(runs.begin(), runs.end(), [](int n) { return n == 1; }), "each once");
 }

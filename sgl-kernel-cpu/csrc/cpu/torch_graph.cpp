@@ -37,6 +37,12 @@ void run_on_torch_threads(int64_t threads, const std::function<void()>& body) {
 
 }  // namespace
 
+void share_step(const Step& step) {
+  StepGraph graph;
+  graph.add(step);
+  graph.run(torch::stable::get_num_threads(), run_on_torch_threads);
+}
+
 Tensor new_output(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
                   ScalarType dtype) {
   Recording& current = recording();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 
 #include "step_graph.h"
 #include "torch_checks.h"
@@ -28,14 +29,21 @@ Tensor new_output(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef s
 // For ops whose work would not be the same when it is run again.
 void refuse_recording(const Checker& check);
 
+// Runs a step on Torch's threads, which take its tasks as they are free: equal parts, which a loop
+// of Torch's would have, all take as long as the thread that something else disturbs.
+void share_step(const Step& step);
+
 // Runs tasks [0, count), at least `grain` for a thread. `run` takes a TaskRange; where a graph is
 // recorded it is kept and run again, and so must hold all that it needs but the memory of tensors.
 // `prepare` gives count anew and looks at whatever may have changed since.
 template <typename Prepare, typename Run>
 void run_step(int64_t count, int64_t grain, const Prepare& prepare, const Run& run,
               Stream stream = {}) {
-  torch::stable::parallel_for(0, count, grain,
-                              [&](int64_t begin, int64_t end) { run(TaskRange{begin, end}); });
+  if (count > grain && torch::stable::get_num_threads() > 1) {
+    share_step({[count] { return count; }, grain, std::cref(run), {}});
+  } else if (count > 0) {
+    run(TaskRange{0, count});
+  }
   if (StepGraph* graph = recording().graph) graph->add({prepare, grain, run, stream});
 }
 

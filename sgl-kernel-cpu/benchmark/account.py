@@ -59,10 +59,10 @@ class Tier:
 
 
 TIERS = (
-    Tier("amx", (_SAPPHIRE_RAPIDS,), 16.0, 12.0, panel_rows=32),
-    Tier("avx512_bf16", (_ZEN_4, _SAPPHIRE_RAPIDS), 17.0, 115.0),
-    Tier("avx512", (_SKYLAKE_SERVER, _SAPPHIRE_RAPIDS, _ZEN_4), 20.0, 200.0),
-    Tier("avx2", (_SKYLAKE, _HASWELL, _ZEN_4), 32.0, 430.0),
+    Tier("amx", (_SAPPHIRE_RAPIDS,), 15.5, 11.0, panel_rows=32),
+    Tier("avx512_bf16", (_ZEN_4, _SAPPHIRE_RAPIDS), 16.0, 105.0),
+    Tier("avx512", (_SKYLAKE_SERVER, _SAPPHIRE_RAPIDS, _ZEN_4), 15.5, 180.0),
+    Tier("avx2", (_SKYLAKE, _HASWELL, _ZEN_4), 31.0, 400.0),
     Tier("neon_bf16", (_NEOVERSE_V2,), 80.0, 500.0, "max"),
     Tier("neon", (_NEOVERSE_V2,), 80.0, 900.0, "cortex-a72"),
 )

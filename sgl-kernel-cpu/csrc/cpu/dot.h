@@ -12,7 +12,7 @@
 //
 // Chains start at +0 every kFlushPairs pairs, and their sum is then added to a total. DotTile and
 // DotTileOrder give the same bits: products are exact, and both flush subnormals (AMX always does).
-// So a row does not change when the batch grows past kTinyRows.
+// So a row does not change when the batch grows past the few rows that DotTileOrder takes.
 //
 // AMX knows bf16 only. An fp16 value is exactly the sum of two bf16 values, so on that tier fp16
 // rows are multiplied as two planes, high parts and low parts, added to the total in that order.
@@ -43,7 +43,8 @@ struct DotF32 {
   // A panel is 256 x 32 x 4 B = 32 KiB, and the part of it that rows pass over stays in L1.
   static constexpr int64_t kBlockK = 256;
   static constexpr int64_t kFlushPairs = kBlockK / 2;
-  static constexpr int64_t kPadPairs = 1;  // pairs of mat1 and of a panel come in multiples
+  static constexpr int64_t kMostRows = kTinyRows;  // that tinygemm_kernel2 takes
+  static constexpr int64_t kPadPairs = 1;          // pairs of mat1 and of a panel come in multiples
   static constexpr int64_t kPadRows = 1;
   static constexpr bool kTiles = false;
   static constexpr bool kFlushSubnormals = false;
@@ -113,6 +114,7 @@ struct DotBf16 : Bf16Pairs {
   static constexpr int kPlanes = 1;
   static constexpr int64_t kBlockK = kMaxBlockK;
   static constexpr int64_t kFlushPairs = kBlockK / 2;
+  static constexpr int64_t kMostRows = kTinyRows;
   static constexpr int64_t kPadPairs = 1;
   static constexpr int64_t kPadRows = 1;
   static constexpr bool kTiles = false;
@@ -145,9 +147,9 @@ SGL_INLINE Vec sum_of_chains(const Vec* chains, int step) {
 
 // brgemm.h instantiates this name on every tier; only tile tiers call it.
 #if !defined(SGL_TIER_AMX)
-template <int PLANES>
+template <int PLANES, typename Next>
 void multiply_tiles(const float* a, int64_t a_stride, const float* panel, int64_t pairs,
-                    int64_t rows, bool start, const char* next, float* sums);
+                    int64_t rows, bool start, Next& next, float* sums);
 #endif
 
 }  // namespace SGL_TIER

@@ -52,12 +52,12 @@ struct TaskRange {
   int64_t end;
 };
 
-// Up to this many rows are multiplied straight from the packed weight (tinygemm_kernel2); more rows
-// share a panel of decoded weights (brgemm2).
+// Up to this many rows, or fewer on tiers with tiles, are multiplied straight from the packed
+// weight (tinygemm_kernel2); more rows share a panel of decoded weights (brgemm2).
 constexpr int64_t kTinyRows = 4;
 constexpr int64_t kBlockM =
     96;  // rows that share one decoded panel: a multiple of every tile height
-constexpr int64_t kMinBlockK = 256;   // K goes through the kernels in blocks; each way to multiply
+constexpr int64_t kMinBlockK = 128;   // K goes through the kernels in blocks; each way to multiply
 constexpr int64_t kMaxBlockK = 512;   // has its own size between these (dot.h)
 constexpr int64_t kChunkBlocks = 16;  // column blocks that share one converted block of mat1
 constexpr int64_t kSmallM = 16;       // up to this many rows mat1 is converted once, whole
@@ -92,25 +92,32 @@ SGL_INLINE int64_t tiny_segment_floats(int64_t segment) {
   return round_up(segment, 32);
 }
 
+SGL_INLINE int64_t tiny_scratch_bytes(const GemmArgs& args, int64_t element) {
+  constexpr int64_t kPlanes = 2;  // of the tier that needs most
+  const int64_t segment = segment_length(args);
+  const int64_t segments = div_up(args.K, segment);
+  const int64_t rows = args.M * kPlanes * segments * tiny_segment_floats(segment) * 4;
+  const int64_t factors = args.M * segments * div_up(segment, kMinBlockK) * 4;
+  const int64_t gathered = segments * round_up(segment, 2) * kBlockN * element;
+  return round_up(rows, 64) + round_up(factors, 64) + round_up(gathered, 64);
+}
+
+SGL_INLINE int64_t panel_scratch_bytes(const GemmArgs& args, int64_t element) {
+  // Either many rows of one block of K, or a few rows of all blocks.
+  const bool small = args.M <= kSmallM;
+  const int64_t rows = small ? kSmallM * panel_block_count(args, kMaxBlockK) * kMaxBlockK * 4
+                             : kBlockM * kMaxBlockK * 4;
+  const int64_t factors = small ? kSmallM * panel_block_count(args, kMinBlockK) * 4 : kBlockM * 4;
+  const int64_t panels = kBlockN * kMaxBlockK * 4;
+  const int64_t sums = kChunkBlocks * kBlockM * kBlockN * 4;
+  const int64_t gathered = 2 * kBlockN * kMaxBlockK * element;
+  return rows + round_up(factors, 64) + panels + 2 * sums + gathered;
+}
+
 SGL_INLINE int64_t gemm_scratch_bytes(const GemmArgs& args) {
   const int64_t element = args.mat2_type == WeightType::e4m3 ? 1 : 2;
-  if (args.M <= kTinyRows) {
-    constexpr int64_t kPlanes = 2;  // of the tier that needs most
-    const int64_t segment = segment_length(args);
-    const int64_t segments = div_up(args.K, segment);
-    const int64_t rows = args.M * kPlanes * segments * tiny_segment_floats(segment) * 4;
-    const int64_t factors = args.M * segments * div_up(segment, kMinBlockK) * 4;
-    const int64_t gathered = segments * round_up(segment, 2) * kBlockN * element;
-    return round_up(rows, 64) + round_up(factors, 64) + round_up(gathered, 64);
-  }
-  // Either many rows of one block of K, or a few rows of all blocks.
-  const int64_t row_blocks =
-      args.M <= kSmallM ? kSmallM * panel_block_count(args, kMinBlockK) : kBlockM;
-  const int64_t factors = round_up(row_blocks * 4, 64);
-  const int64_t rows = row_blocks * kMaxBlockK * 4;
-  const int64_t panel = kBlockN * kMaxBlockK * 4;
-  const int64_t sums = kChunkBlocks * kBlockM * kBlockN * 4;
-  return rows + factors + panel + 2 * sums + kBlockN * kMaxBlockK * element;
+  const int64_t panel = panel_scratch_bytes(args, element);
+  return args.M <= kTinyRows ? max_i64(tiny_scratch_bytes(args, element), panel) : panel;
 }
 
 using GemmKernel = void (*)(const GemmArgs& args, TaskRange tasks, void* scratch);

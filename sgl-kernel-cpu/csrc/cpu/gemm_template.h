@@ -26,7 +26,7 @@ template <typename scalar_t, typename packed_t, bool has_bias>
 static void gemm_tasks(const GemmArgs& args, TaskRange tasks, void* scratch_bytes) {
   const FpEnvGuard fp_env(DotFor<scalar_t>::kFlushSubnormals);
   const Scratch scratch{static_cast<char*>(scratch_bytes)};
-  if (args.M <= kTinyRows) {
+  if (args.M <= TinyDotFor<scalar_t>::kMostRows) {
     tinygemm_blocks<scalar_t, packed_t, has_bias>(args, tasks, scratch);
     return;
   }

@@ -1,5 +1,5 @@
-"""Decode without Python: the operators of a pass are recorded when a batch size first occurs, and
-run again in one call for every later pass of that size.
+"""Decode without Python: the operators of a pass are recorded when a batch size occurs again, and
+run in one call for every later pass of that size.
 
 The kernels are those of an eager pass and give the same bits. What a pass reads, from tokens to the
 request table, lies in the memory that :class:`DecodeBuffers` reuses, and lengths are looked at anew
@@ -30,6 +30,8 @@ class StepGraphRunner:
         self._model = model
         self._arena = Arena(reserve)
         self._graphs: dict[int, tuple[StepGraph, Tensor]] = {}
+        # Recording takes two passes, which a size that a growing batch has once would not return.
+        self._seen: set[int] = set()
         # Why passes of this model cannot be recorded, once that has turned out.
         self.refusal: str | None = None
 
@@ -49,12 +51,13 @@ class StepGraphRunner:
             graph, logits = recorded
             graph.replay()
             return logits
-        if self.refusal is None:
+        if size in self._seen and self.refusal is None:
             try:
                 self._graphs[size] = record(lambda: self._model(batch), self._arena)
                 return self._graphs[size][1]
             except RecordingError as error:
                 self.refusal = str(error)
                 logger.info("decode passes of this model run one by one: %s", error)
+        self._seen.add(size)
         eager: Tensor = self._model(batch)
         return eager

@@ -129,9 +129,9 @@ def test_the_engine_records_unless_told_not_to(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     add_engine_options(parser)
     prompts = [[5 + i, 9, 40 + i] for i in range(10)]
-    # Requests end one by one: batches of 10 to 1.
+    # Requests end one by one: batches of 10 to 1, each at least twice.
     params = [
-        SamplingParams(temperature=0, max_new_tokens=3 + i, ignore_eos=True) for i in range(10)
+        SamplingParams(temperature=0, max_new_tokens=3 + 2 * i, ignore_eos=True) for i in range(10)
     ]
     tokens, recorded = [], []
     for options in ([], ["--disable-graph"]):

@@ -30,8 +30,8 @@ class StepGraphRunner:
         self._model = model
         self._arena = Arena(reserve)
         self._graphs: dict[int, tuple[StepGraph, Tensor]] = {}
-        # Recording takes two passes, which a size that a growing batch has once would not return. One
-        # request alone comes back with its next token.
+        # Recording takes two passes, which a size that a growing batch has once would not return.
+        # One request alone comes back with its next token.
         self._seen = {1}
         # Why passes of this model cannot be recorded, once that has turned out.
         self.refusal: str | None = None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Mapped source bytes that may stay resident before they are released.
-_RELEASE_BYTES = 64 << 20
+_RELEASE_BYTES = 16 << 20
 
 
 @dataclass

@@ -262,13 +262,13 @@ def test_version_and_help_come_without_loading_torch(arguments: list[str]) -> No
     assert ("usage" in result.stdout) or result.stdout == f"srt {srt.__version__}\n"
 
 
-@pytest.mark.parametrize("version", ["0.1.0", "0.1.7", "0.1.1.dev3"])
+@pytest.mark.parametrize("version", ["0.2.0", "0.2.7", "0.2.1.dev3"])
 def test_kernel_versions_in_range(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda _: version)
     srt._check_kernel_version()
 
 
-@pytest.mark.parametrize("version", ["0.0.9", "0.2.0", "1.0"])
+@pytest.mark.parametrize("version", ["0.1.9", "0.3.0", "1.0"])
 def test_kernel_versions_out_of_range(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda _: version)
     with pytest.raises(ImportError, match=rf"has version {version}\. Run: make -C sgl-kernel-cpu"):
@@ -284,4 +284,4 @@ def test_kernel_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         ImportError, match=r"is not installed\. Run: make -C sgl-kernel-cpu"
     ) as info:
         srt._check_kernel_version()
-    assert ">=0.1.0,<0.2.0" in str(info.value)
+    assert ">=0.2.0,<0.3.0" in str(info.value)

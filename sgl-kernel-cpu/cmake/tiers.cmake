@@ -1,7 +1,8 @@
 # The only home of -m flags: one object library per ISA tier, built from the same sources.
 
 set(SGL_TIER_SOURCES csrc/cpu/gemm.cpp csrc/cpu/gemm_fp8.cpp csrc/cpu/machine_limits.cpp
-                     csrc/cpu/activation.cpp csrc/cpu/attention.cpp csrc/cpu/heads.cpp csrc/cpu/norm.cpp)
+                     csrc/cpu/activation.cpp csrc/cpu/decode_attention.cpp csrc/cpu/extend_attention.cpp
+                     csrc/cpu/heads.cpp csrc/cpu/norm.cpp)
 
 set(SGL_FLAGS_scalar "")
 set(SGL_FLAGS_neon "")

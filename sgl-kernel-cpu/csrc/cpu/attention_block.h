@@ -1,9 +1,10 @@
-#include "attention.h"
+// A block of keys times rows of queries, and merging blocks: what extend_attention.cpp and
+// decode_attention.cpp share. Compiled once per tier.
+#pragma once
 
+#include "attention.h"
 #include "attention_tile.h"
-#include "fp_env.h"
 #include "row_convert.h"
-#include "transformer_tiers.h"
 
 namespace sgl_kernel {
 namespace SGL_TIER {
@@ -70,7 +71,7 @@ SGL_INLINE float minus_infinity() {
   return bits_float(0xFF800000u);
 }
 
-static void load_queries(const AttentionArgs& args, Rows* rows) {
+static inline void load_queries(const AttentionArgs& args, Rows* rows) {
   const int64_t group = args.group();
   for (int64_t r = 0; r < rows->count; ++r) {
     const int64_t inside = rows->first_token + r / group;
@@ -85,8 +86,8 @@ static void load_queries(const AttentionArgs& args, Rows* rows) {
 }
 
 template <typename index_t>
-static void find_cached(const AttentionArgs& args, const AttentionArgs::Cache& cache,
-                        int64_t request, int64_t kv_head, Keys keys, const void** found) {
+static inline void find_cached(const AttentionArgs& args, const AttentionArgs::Cache& cache,
+                               int64_t request, int64_t kv_head, Keys keys, const void** found) {
   const index_t* slots = static_cast<const index_t*>(args.req_to_token) +
                          args.req_pool_indices[request] * args.req_stride + keys.begin;
   const char* base =
@@ -104,9 +105,9 @@ SGL_INLINE void find_cached_rows(const AttentionArgs& args, const AttentionArgs:
 
 // The same where new tokens' rows are not to be taken from the cache: a block that has any goes
 // through f32 rows in `staged`.
-static ElementType find_rows(const AttentionArgs& args, const AttentionArgs::Cache& cache,
-                             const Rows& rows, Keys keys, int64_t width, const void** found,
-                             float* scale) {
+static inline ElementType find_rows(const AttentionArgs& args, const AttentionArgs::Cache& cache,
+                                    const Rows& rows, Keys keys, int64_t width, const void** found,
+                                    float* scale) {
   const int64_t prefix = args.seq_lens[rows.request] - args.extend_lens[rows.request];
   const int64_t cached =
       cache.fresh == nullptr ? keys.count : min_i64(keys.count, max_i64(0, prefix - keys.begin));
@@ -134,7 +135,7 @@ static ElementType find_rows(const AttentionArgs& args, const AttentionArgs::Cac
   return ElementType::f32;
 }
 
-static void load_keys(const AttentionArgs& args, const Rows& rows, Keys keys) {
+static inline void load_keys(const AttentionArgs& args, const Rows& rows, Keys keys) {
   const void* found[kKeyBlock];
   float scale;
   switch (find_rows(args, args.k, rows, keys, args.head_dim, found, &scale)) {
@@ -149,7 +150,7 @@ static void load_keys(const AttentionArgs& args, const Rows& rows, Keys keys) {
   }
 }
 
-static void load_values(const AttentionArgs& args, const Rows& rows, Keys keys) {
+static inline void load_values(const AttentionArgs& args, const Rows& rows, Keys keys) {
   const void* found[kKeyBlock];
   float scale;
   const int64_t width = args.v_head_dim, padded = args.padded_v();
@@ -183,8 +184,8 @@ SGL_INLINE Vec cap_scores(Vec x, Vec cap, Vec double_inverse_cap) {
 }
 
 // Raw products of a row to weights e^(score - largest), zeros where the row does not see a key.
-static void softmax_scores(const AttentionArgs& args, Visible visible, float* scores,
-                           float* largest, float* sum) {
+static inline void softmax_scores(const AttentionArgs& args, Visible visible, float* scores,
+                                  float* largest, float* sum) {
   alignas(64) static constexpr float kLaneIndex[16] = {0, 1, 2,  3,  4,  5,  6,  7,
                                                        8, 9, 10, 11, 12, 13, 14, 15};
   const Vec lane = load(kLaneIndex);
@@ -216,8 +217,8 @@ static void softmax_scores(const AttentionArgs& args, Visible visible, float* sc
 
 // Rows [r, r + count) of a tile: weights times values, over the keys that each row sees and no
 // other, so that a NaN in a value stays with those who see it. All rows share the middle.
-static void multiply_values(const AttentionArgs& args, const Rows& rows, Keys keys, int64_t r,
-                            int64_t count) {
+static inline void multiply_values(const AttentionArgs& args, const Rows& rows, Keys keys,
+                                   int64_t r, int64_t count) {
   const int64_t padded = args.padded_v();
   const auto multiply = [&](int64_t row, int64_t n, int64_t begin, int64_t end) {
     if (begin >= end) return;
@@ -246,8 +247,8 @@ static void multiply_values(const AttentionArgs& args, const Rows& rows, Keys ke
 
 // Fills block, largest and sum of rows [begin, end), which all see some of the keys; the panels are
 // loaded.
-static void attend_block(const AttentionArgs& args, const Rows& rows, Keys keys, int64_t begin,
-                         int64_t end) {
+static inline void attend_block(const AttentionArgs& args, const Rows& rows, Keys keys,
+                                int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; r += kTileRows) {
     const int64_t count = min_i64(kTileRows, end - r);
     const int64_t from = visible_keys(rows, keys, r).begin / kTileCols * kTileCols;
@@ -268,8 +269,8 @@ static void attend_block(const AttentionArgs& args, const Rows& rows, Keys keys,
 }
 
 // total = total * e^(total_largest - m) + block * e^(largest - m), m the larger of the two.
-static void merge_block(int64_t padded_v, const float* block, float largest, float sum,
-                        float* total, float* total_largest, float* total_sum) {
+static inline void merge_block(int64_t padded_v, const float* block, float largest, float sum,
+                               float* total, float* total_largest, float* total_sum) {
   const float m = largest > *total_largest ? largest : *total_largest;
   const float shift = m == minus_infinity() ? 0.f : m;
   const Vec keep = exp(set1(*total_largest - shift)), take = exp(set1(largest - shift));
@@ -282,7 +283,7 @@ static void merge_block(int64_t padded_v, const float* block, float largest, flo
   *total_largest = m;
 }
 
-static void start_totals(const AttentionArgs& args, const Rows& rows) {
+static inline void start_totals(const AttentionArgs& args, const Rows& rows) {
   for (int64_t r = 0; r < rows.count; ++r) {
     rows.total_largest[r] = minus_infinity();
     rows.total_sum[r] = 0.f;
@@ -291,7 +292,7 @@ static void start_totals(const AttentionArgs& args, const Rows& rows) {
 }
 
 // Totals to outputs: the sink joins the sum, and the weights are divided by it.
-static void store_outputs(const AttentionArgs& args, const Rows& rows) {
+static inline void store_outputs(const AttentionArgs& args, const Rows& rows) {
   const int64_t group = args.group(), padded = args.padded_v();
   for (int64_t r = 0; r < rows.count; ++r) {
     const int64_t token = args.extend_starts[rows.request] + rows.first_token + r / group;
@@ -311,192 +312,6 @@ static void store_outputs(const AttentionArgs& args, const Rows& rows) {
     store_row(total, args.v_head_dim, args.out_type,
               element_at(args.out, args.out_type,
                          token * args.out_token_stride + head * args.out_head_stride));
-  }
-}
-
-void extend_attention_kernel_impl(const AttentionArgs& args, ExtendTask task, float* scratch) {
-  const FpEnvGuard fp_env(false);
-  const int64_t group = args.group(), padded = args.padded_v();
-  Rows rows(args, scratch);
-  rows.request = task.request;
-  rows.kv_head = task.kv_head;
-  rows.first_token = task.block * args.tokens_a_block();
-  const int64_t tokens =
-      min_i64(args.tokens_a_block(), args.extend_lens[task.request] - rows.first_token);
-  rows.count = tokens * group;
-  load_queries(args, &rows);
-  start_totals(args, rows);
-  const int64_t prefix = args.seq_lens[task.request] - args.extend_lens[task.request];
-  const int64_t end = prefix + rows.first_token + tokens;
-  const int64_t first = args.first_key(task.request, rows.first_token) / kKeyBlock;
-  for (int64_t b = first; b * kKeyBlock < end; ++b) {
-    const Keys keys = keys_of_block(b, end);
-    load_keys(args, rows, keys);
-    load_values(args, rows, keys);
-    // Rows that see any of these keys are consecutive: earlier tokens end before, later ones begin
-    // behind.
-    int64_t from = 0, to = rows.count;
-    const auto sees = [&](int64_t r) {
-      const Visible visible = visible_keys(rows, keys, r);
-      return visible.begin < visible.end;
-    };
-    while (from < to && !sees(from)) from += group;
-    while (to > from && !sees(to - 1)) to -= group;
-    attend_block(args, rows, keys, from, to);
-    for (int64_t r = from; r < to; ++r) {
-      merge_block(padded, rows.block + r * padded, rows.largest[r], rows.sum[r],
-                  rows.total + r * padded, rows.total_largest + r, rows.total_sum + r);
-    }
-  }
-  store_outputs(args, rows);
-}
-
-// A block of keys of a request, and where the rows of head 0 are.
-struct DecodeBlock {
-  int64_t request = 0;
-  int64_t index = -1;
-  Keys keys = {0, 0};
-  const char* k[kKeyBlock];
-  const char* v[kKeyBlock];
-
-  SGL_MEMBER void find(const AttentionArgs& args, int64_t of_request, int64_t block) {
-    request = of_request;
-    index = block;
-    keys = keys_of_block(args.first_block(request) + block, args.seq_lens[request]);
-    find_cached_rows(args, args.k, request, 0, keys, reinterpret_cast<const void**>(k));
-    find_cached_rows(args, args.v, request, 0, keys, reinterpret_cast<const void**>(v));
-    for (int64_t i = keys.count; i < kKeyBlock; ++i) {
-      k[i] = k[keys.count - 1];
-      v[i] = v[keys.count - 1];
-    }
-  }
-};
-
-template <typename T, int ROWS>
-static void decode_few(const AttentionArgs& args, const Rows& rows, const DecodeBlock& block,
-                       const DecodeBlock& next) {
-  const Visible visible = visible_keys(rows, block.keys, 0);
-  constexpr int64_t kSize = static_cast<int64_t>(sizeof(T));
-  score_few<T, ROWS>(rows.q, block.k, next.k, rows.kv_head * args.k.head_stride * kSize,
-                     block.keys.count, args.head_dim, args.k.scale, rows.scores, kKeyBlock);
-  for (int r = 0; r < ROWS; ++r) {
-    softmax_scores(args, visible, rows.scores + r * kKeyBlock, rows.largest + r, rows.sum + r);
-  }
-  weigh_few<T, ROWS>(rows.scores, kKeyBlock, block.v, next.v,
-                     rows.kv_head * args.v.head_stride * kSize, visible.begin, visible.end,
-                     args.v_head_dim, args.v.scale, rows.block, args.padded_v());
-}
-
-using DecodeFew = void (*)(const AttentionArgs& args, const Rows& rows, const DecodeBlock& block,
-                           const DecodeBlock& next);
-
-template <typename T>
-static DecodeFew decode_few_rows(int64_t rows) {
-  static_assert(kFewRows == 4, "one case per row count");
-  switch (rows) {
-    case 1:
-      return decode_few<T, 1>;
-    case 2:
-      return decode_few<T, 2>;
-    case 3:
-      return decode_few<T, 3>;
-    case 4:
-      return decode_few<T, 4>;
-  }
-  return nullptr;
-}
-
-// Null: through panels.
-static DecodeFew choose_decode_few(const AttentionArgs& args) {
-  if (args.k.type != args.v.type) return nullptr;
-  if (args.k.type == ElementType::e4m3) return decode_few_rows<e4m3_t>(args.group());
-  if (args.k.scale != 1.f || args.v.scale != 1.f) return nullptr;
-  if (args.k.type == ElementType::bf16) return decode_few_rows<bf16_t>(args.group());
-  if (args.k.type == ElementType::fp16) return decode_few_rows<fp16_t>(args.group());
-  return decode_few_rows<float>(args.group());
-}
-
-void decode_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& plan,
-                                  TaskRange tasks, float* scratch) {
-  const FpEnvGuard fp_env(false);
-  if (tasks.begin >= tasks.end) return;
-  const int64_t group = args.group(), padded = args.padded_v(), heads = args.num_kv_heads;
-  const DecodeFew few = choose_decode_few(args);
-  Rows rows(args, scratch);
-  rows.count = group;
-  float* const queries = rows.q;
-  int64_t request = 0;
-  while (tasks.begin >= plan.task_begins[request + 1]) ++request;
-  DecodeBlock blocks[2];
-  DecodeBlock *block = &blocks[0], *next = &blocks[1];
-  next->find(args, request, (tasks.begin - plan.task_begins[request]) / heads);
-  bool loaded = false;
-  for (int64_t t = tasks.begin; t < tasks.end; ++t) {
-    while (t >= plan.task_begins[request + 1]) {
-      ++request;
-      loaded = false;
-    }
-    const int64_t inside = t - plan.task_begins[request];
-    if (block->index < 0 || block->request != request || block->index != inside / heads) {
-      DecodeBlock* const done = block;
-      block = next;
-      next = done;
-      // The block behind this one, which may be the next request's first.
-      int64_t ahead = request;
-      const int64_t after = t - inside % heads + heads;
-      while (ahead + 1 < args.requests && after >= plan.task_begins[ahead + 1]) ++ahead;
-      if (after < tasks.end) {
-        next->find(args, ahead, (after - plan.task_begins[ahead]) / heads);
-      } else {
-        *next = *block;
-      }
-    }
-    if (!loaded) {
-      rows.request = request;
-      for (rows.kv_head = 0; rows.kv_head < heads; ++rows.kv_head) {
-        rows.q = queries + rows.kv_head * group * args.head_dim;
-        load_queries(args, &rows);
-      }
-      loaded = true;
-    }
-    rows.kv_head = inside % heads;
-    rows.q = queries + rows.kv_head * group * args.head_dim;
-    float* partial = plan.partials + t * partial_floats(args);
-    rows.block = partial;
-    rows.largest = partial + group * padded;
-    rows.sum = rows.largest + group;
-    if (few != nullptr) {
-      few(args, rows, *block, *next);
-    } else {
-      load_keys(args, rows, block->keys);
-      load_values(args, rows, block->keys);
-      attend_block(args, rows, block->keys, 0, group);
-    }
-  }
-}
-
-void merge_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& plan, TaskRange pairs,
-                                 float* scratch) {
-  const FpEnvGuard fp_env(false);
-  const int64_t group = args.group(), padded = args.padded_v();
-  Rows rows(args, scratch);
-  rows.count = group;
-  for (int64_t pair = pairs.begin; pair < pairs.end; ++pair) {
-    rows.request = pair / args.num_kv_heads;
-    rows.kv_head = pair % args.num_kv_heads;
-    if (args.extend_lens[rows.request] == 0) continue;
-    const int64_t blocks = args.key_blocks(rows.request);
-    start_totals(args, rows);
-    for (int64_t b = 0; b < blocks; ++b) {
-      const int64_t task = plan.task_begins[rows.request] + b * args.num_kv_heads + rows.kv_head;
-      const float* partial = plan.partials + task * partial_floats(args);
-      for (int64_t r = 0; r < group; ++r) {
-        merge_block(padded, partial + r * padded, partial[group * padded + r],
-                    partial[group * padded + group + r], rows.total + r * padded,
-                    rows.total_largest + r, rows.total_sum + r);
-      }
-    }
-    store_outputs(args, rows);
   }
 }
 

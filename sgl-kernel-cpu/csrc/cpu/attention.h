@@ -14,7 +14,8 @@
 namespace sgl_kernel {
 
 constexpr int64_t kKeyBlock = 64;
-constexpr int64_t kQueryRows = 128;  // rows (tokens times heads of a group) that share a block
+constexpr int64_t kQueryRows = 192;  // rows (tokens times heads of a group) that share a block
+constexpr int64_t kRowGroup = 48;    // and those that are computed together
 
 struct AttentionArgs {
   int64_t requests = 0;
@@ -64,8 +65,15 @@ struct AttentionArgs {
   const float* sinks = nullptr;  // [num_heads] scores that take weight and add no value, or null
 
   int64_t group() const { return num_heads / num_kv_heads; }
+  int64_t padded_k() const { return round_up(head_dim, 16); }
   int64_t padded_v() const { return round_up(v_head_dim, 32); }
   int64_t tokens_a_block() const { return max_i64(1, kQueryRows / group()); }
+  // Most rows that are computed at once, and those whose queries are held: all of a decode step, in
+  // panels of their own for each head of keys.
+  int64_t block_rows() const { return max_i64(kQueryRows, round_up(group(), 16)); }
+  int64_t query_panel_rows() const {
+    return max_i64(block_rows(), num_kv_heads * round_up(group(), 16));
+  }
   int64_t query_blocks(int64_t request) const {
     return div_up(extend_lens[request], tokens_a_block());
   }
@@ -84,11 +92,9 @@ struct AttentionArgs {
 
 // Floats of scratch that a thread needs.
 SGL_INLINE int64_t attention_scratch(const AttentionArgs& args) {
-  const int64_t rows = max_i64(kQueryRows, args.num_heads);
-  const int64_t v = args.padded_v();
-  return rows * (round_up(args.head_dim, 16) + kKeyBlock + 2 * v) + 4 * round_up(rows, 16) +
-         4 * rows +
-         kKeyBlock * (round_up(args.head_dim, 16) + v + max_i64(round_up(args.head_dim, 16), v));
+  const int64_t k = args.padded_k(), v = args.padded_v();
+  return args.query_panel_rows() * k + args.block_rows() * (v + 8) +
+         kKeyBlock * (k + v + max_i64(k, v) + kRowGroup);
 }
 
 // Prefill: a task is a block of queries of one request and one head of keys.

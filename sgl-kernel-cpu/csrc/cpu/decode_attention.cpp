@@ -27,23 +27,69 @@ struct DecodeBlock {
   }
 };
 
+// Raw products of a row of queries to weights e^(score - largest), zeros where the row does not see
+// a key.
+static void softmax_row(const AttentionArgs& args, Visible visible, float* scores, float* largest,
+                        float* sum) {
+  alignas(64) static constexpr float kLaneIndex[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                       8, 9, 10, 11, 12, 13, 14, 15};
+  const Vec lane = load(kLaneIndex);
+  const Vec scale = set1(args.scale), none = set1(minus_infinity());
+  const Vec cap = set1(args.logit_cap), double_inverse_cap = set1(2.f / args.logit_cap);
+  const int64_t first = visible.begin / kLanes * kLanes;
+  Vec greatest = none;
+  for (int64_t i = first; i < visible.end; i += kLanes) {
+    Vec x = mul(load(scores + i), scale);
+    if (args.logit_cap > 0) x = cap_scores(x, cap, double_inverse_cap);
+    if (i < visible.begin || i + kLanes > visible.end) {
+      x = select_less(lane, set1(static_cast<float>(visible.begin - i)), none, x);
+      x = select_less(lane, set1(static_cast<float>(visible.end - i)), x, none);
+    }
+    store(scores + i, x);
+    greatest = max(greatest, x);
+  }
+  *largest = reduce_max(greatest);
+  // With nothing above minus infinity all weights are 0.
+  const Vec shift = set1(*largest == minus_infinity() ? 0.f : *largest);
+  Vec sums = zero();
+  for (int64_t i = first; i < visible.end; i += kLanes) {
+    const Vec e = exp(sub(load(scores + i), shift));
+    store(scores + i, e);
+    sums = add(sums, e);
+  }
+  *sum = reduce_add(sums);
+}
+
+// What a task leaves, of `group` rows.
+struct Partial {
+  float* values;  // [group, padded_v]
+  float* largest;
+  float* sum;
+
+  SGL_MEMBER Partial(const AttentionArgs& args, const DecodePlan& plan, int64_t task) {
+    values = plan.partials + task * partial_floats(args);
+    largest = values + args.group() * args.padded_v();
+    sum = largest + args.group();
+  }
+};
+
 template <typename T, int ROWS>
 static void decode_few(const AttentionArgs& args, const Rows& rows, const DecodeBlock& block,
-                       const DecodeBlock& next) {
+                       const DecodeBlock& next, const Partial& partial) {
   const Visible visible = visible_keys(rows, block.keys, 0);
   constexpr int64_t kSize = static_cast<int64_t>(sizeof(T));
   score_few<T, ROWS>(rows.q, block.k, next.k, rows.kv_head * args.k.head_stride * kSize,
                      block.keys.count, args.head_dim, args.k.scale, rows.scores, kKeyBlock);
   for (int r = 0; r < ROWS; ++r) {
-    softmax_scores(args, visible, rows.scores + r * kKeyBlock, rows.largest + r, rows.sum + r);
+    softmax_row(args, visible, rows.scores + r * kKeyBlock, partial.largest + r, partial.sum + r);
   }
   weigh_few<T, ROWS>(rows.scores, kKeyBlock, block.v, next.v,
                      rows.kv_head * args.v.head_stride * kSize, visible.begin, visible.end,
-                     args.v_head_dim, args.v.scale, rows.block, args.padded_v());
+                     args.v_head_dim, args.v.scale, partial.values, args.padded_v());
 }
 
 using DecodeFew = void (*)(const AttentionArgs& args, const Rows& rows, const DecodeBlock& block,
-                           const DecodeBlock& next);
+                           const DecodeBlock& next, const Partial& partial);
 
 template <typename T>
 static DecodeFew decode_few_rows(int64_t rows) {
@@ -71,14 +117,39 @@ static DecodeFew choose_decode_few(const AttentionArgs& args) {
   return decode_few_rows<float>(args.group());
 }
 
+static void load_query_rows(const AttentionArgs& args, const Rows& rows) {
+  find_queries(args, rows);
+  for (int64_t r = 0; r < rows.count; ++r) {
+    load_row(rows.queries[r], args.q_type, args.head_dim, rows.q + r * args.head_dim);
+  }
+}
+
+static void decode_panels(const AttentionArgs& args, const Rows& rows, Keys keys,
+                          const Partial& partial) {
+  RowGroup group;
+  load_panels(args, rows, keys);
+  for (int64_t r = 0; r < rows.count; r += kRowGroup) {
+    group.first = r;
+    group.count = min_i64(kRowGroup, rows.count - r);
+    group.look(rows, keys);
+    weigh_keys(args, rows, &group);
+    multiply_values(rows, group, {nullptr, nullptr}, partial.values + r * args.padded_v(),
+                    args.padded_v());
+    const size_t bytes = static_cast<size_t>(group.count) * sizeof(float);
+    memcpy(partial.largest + r, group.largest, bytes);
+    memcpy(partial.sum + r, group.sum, bytes);
+  }
+}
+
 void decode_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& plan,
                                   TaskRange tasks, float* scratch) {
   const FpEnvGuard fp_env(false);
   if (tasks.begin >= tasks.end) return;
-  const int64_t group = args.group(), padded = args.padded_v(), heads = args.num_kv_heads;
+  const int64_t heads = args.num_kv_heads;
   const DecodeFew few = choose_decode_few(args);
   Rows rows(args, scratch);
-  rows.count = group;
+  rows.count = args.group();
+  const int64_t head_floats = round_up(rows.count, kLanes) * args.head_dim;
   float* const queries = rows.q;
   int64_t request = 0;
   while (tasks.begin >= plan.task_begins[request + 1]) ++request;
@@ -109,25 +180,35 @@ void decode_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& p
     if (!loaded) {
       rows.request = request;
       for (rows.kv_head = 0; rows.kv_head < heads; ++rows.kv_head) {
-        rows.q = queries + rows.kv_head * group * args.head_dim;
-        load_queries(args, &rows);
+        rows.q = queries + rows.kv_head * head_floats;
+        few != nullptr ? load_query_rows(args, rows) : load_queries(args, rows);
       }
       loaded = true;
     }
     rows.kv_head = inside % heads;
-    rows.q = queries + rows.kv_head * group * args.head_dim;
-    float* partial = plan.partials + t * partial_floats(args);
-    rows.block = partial;
-    rows.largest = partial + group * padded;
-    rows.sum = rows.largest + group;
+    rows.q = queries + rows.kv_head * head_floats;
+    const Partial partial(args, plan, t);
     if (few != nullptr) {
-      few(args, rows, *block, *next);
+      few(args, rows, *block, *next, partial);
     } else {
-      load_keys(args, rows, block->keys);
-      load_values(args, rows, block->keys);
-      attend_block(args, rows, block->keys, 0, group);
+      decode_panels(args, rows, block->keys, partial);
     }
   }
+}
+
+// total = total * e^(total_largest - m) + block * e^(largest - m), m the larger of the two.
+static void merge_block(int64_t padded_v, const float* block, float largest, float sum,
+                        float* total, float* total_largest, float* total_sum) {
+  const float m = largest > *total_largest ? largest : *total_largest;
+  const float shift = m == minus_infinity() ? 0.f : m;
+  const Vec keep = exp(set1(*total_largest - shift)), take = exp(set1(largest - shift));
+  for (int64_t c = 0; c < padded_v; c += kLanes) {
+    store(total + c, fma(load(total + c), keep, mul(load(block + c), take)));
+  }
+  float sums[kLanes];
+  store(sums, fma(set1(*total_sum), keep, mul(set1(sum), take)));
+  *total_sum = sums[0];
+  *total_largest = m;
 }
 
 void merge_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& plan, TaskRange pairs,
@@ -144,11 +225,10 @@ void merge_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& pl
     start_totals(args, rows);
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t task = plan.task_begins[rows.request] + b * args.num_kv_heads + rows.kv_head;
-      const float* partial = plan.partials + task * partial_floats(args);
+      const Partial partial(args, plan, task);
       for (int64_t r = 0; r < group; ++r) {
-        merge_block(padded, partial + r * padded, partial[group * padded + r],
-                    partial[group * padded + group + r], rows.total + r * padded,
-                    rows.total_largest + r, rows.total_sum + r);
+        merge_block(padded, partial.values + r * padded, partial.largest[r], partial.sum[r],
+                    rows.total + r * padded, rows.total_largest + r, rows.total_sum + r);
       }
     }
     store_outputs(args, rows);

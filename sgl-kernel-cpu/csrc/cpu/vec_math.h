@@ -3,8 +3,10 @@
 //   sub, div, max              lane by lane; max of a NaN is either operand
 //   select_less(a, b, x, y)    a < b ? x : y
 //   select_nan(a, x)           a where it is NaN, else x
-//   add_exponent(x, t)         x * 2^n, n the integer in the low mantissa bits of t
+//   exp_from(p, t, n, x)       p * 2^n, n also the integer in the low mantissa bits of t; 0 where x
+//                              is below -87.336, NaN where it is NaN
 //   reduce_add, reduce_max     over the lanes
+//   add_lanes(Vec[kLanes])     the sum that reduce_add takes of lanes, of vectors; x is used up
 //   load_act(const float* | const e4m3_t*)   kLanes elements as f32, exact
 //   transpose(Vec[kLanes])     of a square of f32
 #pragma once
@@ -35,9 +37,8 @@ SGL_INLINE Vec select_less(Vec a, Vec b, Vec x, Vec y) {
 SGL_INLINE Vec select_nan(Vec a, Vec x) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), x, a);
 }
-SGL_INLINE Vec add_exponent(Vec x, Vec t) {
-  return _mm512_castsi512_ps(
-      _mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(t), 23)));
+SGL_INLINE Vec exp_from(Vec p, Vec, Vec n, Vec x) {
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, set1(-87.336f), _CMP_NLT_UQ), p, n);
 }
 SGL_INLINE float reduce_add(Vec v) {
   return _mm512_reduce_add_ps(v);
@@ -247,12 +248,32 @@ SGL_INLINE void transpose(Vec* r) {
 
 #endif
 
+#if !defined(SGL_TIER_AVX512) && !defined(SGL_TIER_AVX512_BF16) && !defined(SGL_TIER_AMX)
+SGL_INLINE Vec exp_from(Vec p, Vec t, Vec, Vec x) {
+  return select_nan(x, select_less(x, set1(-87.336f), zero(), add_exponent(p, t)));
+}
+#endif
+
+#if defined(SGL_TIER_NEON) || defined(SGL_TIER_NEON_BF16)
+SGL_INLINE Vec add_lanes(Vec* x) {
+  return add(add(x[0], x[1]), add(x[2], x[3]));
+}
+#else
+SGL_INLINE Vec add_lanes(Vec* x) {
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) x[i] = add(x[i], x[i + half]);
+  }
+  return x[0];
+}
+#endif
+
 // e^x with a relative error of at most 3 * 2^-24; NaN stays NaN.
 //
 // x = n ln 2 + r with |r| <= ln 2 / 2. n ln2_high is exact (9 bits times at most 8), and the Taylor
 // polynomial of degree 7 leaves r^8 / 8! < 2^-27. Below -87.336 the result would be subnormal and
 // is 0; above 88.722 it is infinite.
-SGL_INLINE Vec exp(Vec x) {
+// Here x is not above 88.722.
+SGL_INLINE Vec exp_of_negative(Vec x) {
   const Vec shifter = set1(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
   const Vec t = fma(x, set1(1.44269504f), shifter);
   const Vec n = sub(t, shifter);
@@ -265,10 +286,10 @@ SGL_INLINE Vec exp(Vec x) {
   p = fma(p, r, set1(0.5f));
   p = fma(p, r, set1(1.f));
   p = fma(p, r, set1(1.f));
-  Vec y = add_exponent(p, t);
-  y = select_less(x, set1(-87.336f), zero(), y);
-  y = select_less(set1(88.722f), x, set1(bits_float(0x7F800000u)), y);
-  return select_nan(x, y);
+  return exp_from(p, t, n, x);
+}
+SGL_INLINE Vec exp(Vec x) {
+  return select_less(set1(88.722f), x, set1(bits_float(0x7F800000u)), exp_of_negative(x));
 }
 
 // The same in one lane, for what is not worth a vector.

@@ -216,6 +216,8 @@ const Case kCases[] = {
     {9, 3, 20, 40, 0, 0.f, true},
     {5, 1, 130, 7, 64, 0.f, true},
     {13, 1, 31, 65, 1},
+    {14, 2, 48, 24, 33},
+    {8, 1, 36, 80, 0, 2.f, true},
 };
 
 template <typename act_t, typename cache_t>

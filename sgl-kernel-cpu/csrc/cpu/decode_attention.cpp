@@ -91,19 +91,10 @@ static void decode_few(const AttentionArgs& args, const Rows& rows, const Decode
 using DecodeFew = void (*)(const AttentionArgs& args, const Rows& rows, const DecodeBlock& block,
                            const DecodeBlock& next, const Partial& partial);
 
-template <typename T>
+template <typename T, int ROWS = kFewRows>
 static DecodeFew decode_few_rows(int64_t rows) {
-  static_assert(kFewRows == 4, "one case per row count");
-  switch (rows) {
-    case 1:
-      return decode_few<T, 1>;
-    case 2:
-      return decode_few<T, 2>;
-    case 3:
-      return decode_few<T, 3>;
-    case 4:
-      return decode_few<T, 4>;
-  }
+  if (rows == ROWS) return decode_few<T, ROWS>;
+  if constexpr (ROWS > 1) return decode_few_rows<T, ROWS - 1>(rows);
   return nullptr;
 }
 

@@ -18,9 +18,9 @@ SGL_INLINE void prefetch_row(const char* row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
-constexpr int kFewRows = 4;
+constexpr int kFewRows = 8;
 #if defined(SGL_TIER_AVX2)
-constexpr int kFewVecs = 2;  // 4 x 2 sums in 16 registers
+constexpr int kFewVecs = 2;  // 4 x 2 or 8 x 1 sums in 16 registers
 #else
 constexpr int kFewVecs = 4;
 #endif
@@ -120,9 +120,10 @@ static inline void weigh_few(const float* weights, int64_t weights_stride, const
                              const char* const* next, int64_t offset, int64_t begin, int64_t end,
                              int64_t columns, float scale, float* out, int64_t out_stride) {
   int64_t column = 0;
-  for (; column + kFewVecs * kLanes <= columns; column += kFewVecs * kLanes) {
-    weigh_few_columns<T, ROWS, kFewVecs>(weights, weights_stride, rows, next, offset, begin, end,
-                                         column, columns, scale, out, out_stride);
+  constexpr int kVecs = ROWS > 4 ? kFewVecs / 2 : kFewVecs;
+  for (; column + kVecs * kLanes <= columns; column += kVecs * kLanes) {
+    weigh_few_columns<T, ROWS, kVecs>(weights, weights_stride, rows, next, offset, begin, end,
+                                      column, columns, scale, out, out_stride);
   }
   for (; column < columns; column += kLanes) {
     weigh_few_columns<T, ROWS, 1>(weights, weights_stride, rows, next, offset, begin, end, column,

@@ -59,7 +59,7 @@ class Tier:
 
 
 TIERS = (
-    Tier("amx", (_SAPPHIRE_RAPIDS,), 15.5, 11.0, panel_rows=32),
+    Tier("amx", (_SAPPHIRE_RAPIDS,), 15.5, 15.5, panel_rows=32),
     Tier("avx512_bf16", (_ZEN_4, _SAPPHIRE_RAPIDS), 16.0, 105.0),
     Tier("avx512", (_SKYLAKE_SERVER, _SAPPHIRE_RAPIDS, _ZEN_4), 15.5, 180.0),
     Tier("avx2", (_SKYLAKE, _HASWELL, _ZEN_4), 31.0, 400.0),

@@ -367,6 +367,53 @@ TEST(bits_do_not_depend_on_rows_or_split) {
   }
 }
 
+// Blocks of rows of another size, K in several runs, columns in several chunks.
+template <typename act_t>
+static void check_row_blocks(const std::string& tier, int64_t N, int64_t block_k) {
+  Case c{261, N, 1100};
+  c.bias = true;
+  c.block_n = block_k == 0 ? 0 : 64;
+  c.block_k = block_k;
+  Product<act_t, e4m3_t> product(c, 13);
+  GuardedBuffer<float> expected(c.M * N), got(c.M * N);
+  GemmArgs args = product.args();
+  args.out = expected.data();
+  args.out_stride = N;
+  run_tasks(table_of(tier), args, 1);
+  args.out = got.data();
+  for (const int64_t rows : {int64_t{16}, kMaxBlockM}) {
+    args.row_block = rows;
+    run_tasks(table_of(tier), args, 3);
+    CHECK(std::memcmp(got.data(), expected.data(), c.M * N * sizeof(float)) == 0,
+          "%s N=%ld: %ld rows a block differ from %ld", tier.c_str(), (long)N, (long)rows,
+          (long)kBlockM);
+  }
+}
+
+TEST(bits_do_not_depend_on_the_block_of_rows) {
+  for (const std::string& tier : tiers_under_test()) {
+    const bool tiles = table_of(tier).row_block == kMaxBlockM;
+    for (const int64_t block_k : {0, 300}) {
+      const int64_t N = tiles && block_k == 0 ? 32 * kTileChunkBlocks + 7 : 39;
+      check_row_blocks<bf16_t>(tier, N, block_k);
+      check_row_blocks<fp16_t>(tier, N, block_k);
+    }
+  }
+}
+
+TEST(few_columns_are_cut_into_low_blocks_of_rows) {
+  for (const std::string& tier : tiers_under_test()) {
+    GemmArgs args;
+    args.M = 512;
+    args.N = 576;
+    args.K = 64;
+    choose_row_block(table_of(tier), 2, &args);
+    CHECK(args.row_block == table_of(tier).row_block, "%s", tier.c_str());
+    choose_row_block(table_of(tier), 64, &args);
+    CHECK(args.row_block == kBlockM, "%s", tier.c_str());
+  }
+}
+
 TEST(f32_tiers_agree_bit_for_bit) {
   const Case c{9, 65, 333};
   std::vector<float> first;

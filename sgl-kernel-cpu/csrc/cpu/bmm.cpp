@@ -14,6 +14,12 @@ constexpr int64_t kActBytes = 2;
 
 }  // namespace
 
+void choose_row_block(const KernelTable& table, int64_t threads, GemmArgs* args) {
+  constexpr int64_t kTasksPerThread = 4;  // so that all have about as much to do
+  args->row_block = table.row_block;
+  if (gemm_task_count(*args) < threads * kTasksPerThread) args->row_block = kBlockM;
+}
+
 void run_gemm(const KernelTable& table, const GemmArgs& args, TaskRange tasks, void* scratch) {
   const GemmKernel kernel = args.mat2_type == WeightType::e4m3 ? table.gemm_e4m3 : table.gemm_bf16;
   kernel(args, tasks, scratch);

@@ -19,13 +19,10 @@ constexpr int kPartVecs = kMicroVecs < kColumnVecs ? kMicroVecs : kColumnVecs;
 template <typename Dot, typename packed_t>
 class PanelMaker {
  public:
-  // `stride`: elements from this panel of the packed weight to the one after it.
-  SGL_MEMBER void start(const packed_t* b, int64_t pairs, int64_t padded_pairs, int64_t stride,
-                        float* panel) {
+  SGL_MEMBER void start(const packed_t* b, int64_t pairs, int64_t padded_pairs, float* panel) {
     b_ = b;
     pairs_ = pairs;
     padded_pairs_ = padded_pairs;
-    stride_ = stride;
     panel_ = panel;
     done_ = 0;
   }
@@ -53,8 +50,8 @@ class PanelMaker {
     } else {
       for (; done_ < end; ++done_) {
         if constexpr (Dot::kTiles) {
-          fetch<3>(b_ + done_ * kPairElements + stride_);
-          fetch<2>(b_ + done_ * kPairElements + 4 * stride_);
+          fetch<3>(b_ + (done_ + kFetchL1) * kPairElements);
+          fetch<2>(b_ + (done_ + kFetchL2) * kPairElements);
         }
         store_pair(b_ + done_ * kPairElements, done_);
       }
@@ -77,6 +74,9 @@ class PanelMaker {
   static constexpr bool kIsBf16 = std::is_same<packed_t, bf16_t>::value;
   static constexpr bool kIsWords = Dot::kWords && !kIsBf16;
   static constexpr int64_t kChunk = 8;
+  // Pairs between the one that tile tiers decode and those that they ask for.
+  static constexpr int64_t kFetchL1 = 16;
+  static constexpr int64_t kFetchL2 = 128;
   static constexpr int64_t kPairFloats = int64_t{kPartVecs} * kLanes;
   static constexpr int kParts = Dot::kVecs / kPartVecs;
 
@@ -106,7 +106,6 @@ class PanelMaker {
   const packed_t* b_ = nullptr;
   int64_t pairs_ = 0;
   int64_t padded_pairs_ = 0;
-  int64_t stride_ = 0;
   float* panel_ = nullptr;
   int64_t done_ = 0;
 };
@@ -191,14 +190,21 @@ SGL_INLINE void multiply_rows(int64_t rows, const float* a, int64_t a_stride, co
   }
 }
 
+// What a product of a panel does with its sums.
+struct SumsFlow {
+  bool start;  // they start at zero
+  bool held;   // up to kHeldRows of a tile tier: tiles still hold them from the product before
+  bool hold;   // and keep them for the next one
+};
+
 // sums[rows, 32] (+)= a[rows, pairs] @ panel: the batch-reduce step over one block of K. Meanwhile
-// the next panel is fetched, or made.
-template <typename Dot, typename packed_t>
+// the next panel is fetched, or made. Calls finish(m, count) for rows whose sums are complete.
+template <typename Dot, typename packed_t, typename Finish>
 SGL_INLINE void multiply_panel(const float* a, int64_t a_stride, const float* panel, int64_t pairs,
-                               int64_t rows, const float* factors, bool start,
-                               PanelMaker<Dot, packed_t>& next, float* sums) {
+                               int64_t rows, const float* factors, SumsFlow flow,
+                               PanelMaker<Dot, packed_t>& next, float* sums, const Finish& finish) {
   if constexpr (Dot::kTiles) {
-    multiply_tiles<Dot::kPlanes>(a, a_stride, panel, pairs, rows, start, next, sums);
+    multiply_tiles<Dot::kPlanes>(a, panel, pairs, rows, flow, next, sums, finish);
   } else {
     // Tiles as tall as each other: a low one would wait for its multiply-adds.
     const int64_t tiles = div_up(rows, kTileRows<Dot>);
@@ -213,11 +219,12 @@ SGL_INLINE void multiply_panel(const float* a, int64_t a_stride, const float* pa
         const int64_t height = rows * (tile + 1) / tiles - m;
         if (ahead.at >= end) ahead.bytes = 0;
         multiply_rows<Dot, kTileRows<Dot>>(height, a + m * a_stride, a_stride,
-                                           panel + v * pairs * kLanes, pairs, factors + m, start,
-                                           ahead, sums + m * kBlockN + v * kLanes);
+                                           panel + v * pairs * kLanes, pairs, factors + m,
+                                           flow.start, ahead, sums + m * kBlockN + v * kLanes);
         ahead.at += ahead.bytes;
       }
     }
+    finish(0, rows);
   }
 }
 
@@ -228,6 +235,7 @@ struct KBlock {
   int64_t segment;
   bool starts_segment;
   bool ends_segment;
+  bool ends;  // K
 };
 
 template <typename Dot>
@@ -238,8 +246,35 @@ SGL_INLINE KBlock k_block_at(const GemmArgs& args, int64_t index) {
   const int64_t inside = (index - segment * per_segment) * Dot::kBlockK;
   const int64_t end = min_i64(length, args.K - segment * length);
   const int64_t depth = min_i64(Dot::kBlockK, end - inside);
-  return {segment * length + inside, depth, segment, inside == 0, inside + depth == end};
+  const int64_t begin = segment * length + inside;
+  return {begin, depth, segment, inside == 0, inside + depth == end, begin + depth == args.K};
 }
+
+// What follows a product for rows whose sums are complete.
+template <bool has_bias>
+struct FinishRows {
+  const GemmArgs& args;
+  const KBlock& k;
+  int64_t m0;  // the place in out
+  int64_t n0;
+  const float* scale;
+  const float* sums;
+  float* total;
+
+  SGL_MEMBER void operator()(int64_t m, int64_t count) const {
+    if (!k.ends_segment) return;
+    const bool first = k.segment == 0;
+    const float* of = sums + m * kBlockN;
+    float* before = total + m * kBlockN;
+    if (k.ends) {
+      copy_add_stub<has_bias>(args, {of, scale, first ? nullptr : before}, m0 + m, count, n0);
+    } else {
+      copy_mul_add_stub(of, scale, first, count, before);
+    }
+  }
+};
+
+constexpr int64_t kConvertRows = 16;  // a row of tiles
 
 // What brgemm2 does to one block of K; the order of the blocks is its own.
 template <typename scalar_t, typename packed_t>
@@ -249,6 +284,7 @@ struct PanelProduct {
 
   const GemmArgs& args;
   const scalar_t* mat1;  // its first row
+  int64_t m0;            // which is this one of out
   int64_t rows;
 
   SGL_MEMBER int64_t padded_rows() const { return round_up(rows, Dot::kPadRows); }
@@ -256,42 +292,70 @@ struct PanelProduct {
     return round_up(div_up(k.depth, 2), Dot::kPadPairs);
   }
 
-  // Rows of mat1 as the policy multiplies them, and what their sums are to be multiplied by.
-  SGL_MEMBER void convert(const KBlock& k, float* a, float* factors) const {
+  // Rows [m0, m0 + count) of mat1 as the policy multiplies them, and what their sums are to be
+  // multiplied by. Rows that pad the last ones become 0.
+  SGL_MEMBER void convert(const KBlock& k, int64_t m0, int64_t count, float* a,
+                          float* factors) const {
     const int64_t plane_stride = pairs(k) * Dot::kChains;
     const int64_t a_stride = plane_stride * Dot::kPlanes;
-    for (int64_t m = 0; m < rows; ++m) {
-      const scalar_t* row = mat1 + m * args.mat1_stride + k.begin;
-      const float scale = scale_of_row<Dot, packed_t>(row, k.depth);
-      Dot::convert_row(row, k.depth, pairs(k) * 2, scale, a + m * a_stride, plane_stride);
-      factors[m] = factor_of_row<Dot, packed_t>(scale);
+    if constexpr (Dot::kTiles) {
+      Dot::convert_rows(mat1 + m0 * args.mat1_stride + k.begin, args.mat1_stride, count, k.depth,
+                        pairs(k), a + m0 * a_stride);
+    } else {
+      for (int64_t m = m0; m < m0 + count; ++m) {
+        const scalar_t* row = mat1 + m * args.mat1_stride + k.begin;
+        const float scale = scale_of_row<Dot, packed_t>(row, k.depth);
+        Dot::convert_row(row, k.depth, pairs(k) * 2, scale, a + m * a_stride, plane_stride);
+        factors[m] = factor_of_row<Dot, packed_t>(scale);
+      }
     }
-    memset(a + rows * a_stride, 0, (padded_rows() - rows) * a_stride * sizeof(float));
   }
 
-  // Begins with a panel. `stride`: elements from it to the next one in the packed weight.
-  SGL_MEMBER void start(const KBlock& k, int64_t block, int64_t stride, float* panel,
-                        packed_t* gathered, PanelMaker<Dot, packed_t>* maker) const {
+  // Begins with a panel.
+  SGL_MEMBER void start(const KBlock& k, int64_t block, float* panel, packed_t* gathered,
+                        PanelMaker<Dot, packed_t>* maker) const {
     const packed_t* b = weight_block<packed_t>(args, block * kBlockN, k.begin, k.depth, gathered);
-    maker->start(b, div_up(k.depth, 2), pairs(k), stride, panel);
+    maker->start(b, div_up(k.depth, 2), pairs(k), panel);
   }
 
-  // Adds to the sums of one block of columns; at the end of a segment, to its total.
+  // Adds to the sums of one block of columns; at the end of a segment, to its total; at the end of
+  // K, to out.
+  template <bool has_bias>
   SGL_MEMBER void multiply(const KBlock& k, const float* a, const float* factors, int64_t block,
-                           const float* panel, PanelMaker<Dot, packed_t>& next, float* sums,
-                           float* total) const {
+                           const float* panel, SumsFlow flow, PanelMaker<Dot, packed_t>& next,
+                           float* sums, float* total) const {
+    alignas(64) float scale[kBlockN];
+    if (k.ends_segment) load_scales(args, block * kBlockN, k.segment, scale);
+    const FinishRows<has_bias> finish{args, k, m0, block * kBlockN, scale, sums, total};
     multiply_panel<Dot>(a, pairs(k) * Dot::kChains * Dot::kPlanes, panel, pairs(k), rows, factors,
-                        k.starts_segment, next, sums);
-    if (k.ends_segment) {
-      alignas(64) float scale[kBlockN];
-      load_scales(args, block * kBlockN, k.segment, scale);
-      copy_mul_add_stub(sums, kBlockN, scale, k.segment == 0, rows, kBlockN, total, kBlockN);
-    }
+                        flow, next, sums, finish);
   }
 };
 
-// Rows [m0, m0 + rows) times column blocks [block_begin, block_end): at most kChunkBlocks of them,
-// or any number where M <= kSmallM.
+// Where brgemm2 stands: K goes by in runs of blocks that are converted at once, all column blocks
+// pass over a run, and each takes its blocks of K in turn.
+struct PanelPlace {
+  int64_t k_blocks;  // in all
+  int64_t columns;
+  int64_t longest_run;
+  int64_t run_begin = 0;
+  int64_t column = 0;
+  int64_t inside = 0;
+
+  SGL_MEMBER int64_t run() const { return min_i64(longest_run, k_blocks - run_begin); }
+  SGL_MEMBER bool begins_run() const { return inside == 0; }
+  SGL_MEMBER bool ends_run() const { return inside + 1 == run(); }
+  SGL_MEMBER bool done() const { return run_begin >= k_blocks; }
+  SGL_MEMBER void step() {
+    if (++inside < run()) return;
+    inside = 0;
+    if (++column < columns) return;
+    column = 0;
+    run_begin += longest_run;
+  }
+};
+
+// Rows [m0, m0 + rows) times column blocks [block_begin, block_end).
 template <typename scalar_t, typename packed_t, bool has_bias>
 static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t block_begin,
                     int64_t block_end, Scratch scratch) {
@@ -299,51 +363,63 @@ static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t bloc
   using Dot = typename Product::Dot;
   constexpr int64_t kPanelFloats = Dot::kBlockK / 2 * Dot::kVecs * kLanes;
   static_assert(2 * kPanelFloats <= kBlockN * kMaxBlockK, "two panels fit where one was asked for");
-  const int64_t k_blocks = panel_block_count(args, Dot::kBlockK);
-  const int64_t blocks = block_end - block_begin;
-  // A few rows of mat1 are converted first, whole, and the weight is then read from end to end;
-  // many rows share a block of K.
-  const bool small = args.M <= kSmallM;
-  const int64_t a_blocks = small ? k_blocks : 1;
-  const int64_t a_rows = small ? kSmallM : kBlockM;
-  float* a = Scratch::take<float>(&scratch, a_rows * a_blocks * Product::kRowFloats);
-  float* factors = Scratch::take<float>(&scratch, a_rows * a_blocks);
-  float* panels = Scratch::take<float>(&scratch, kBlockN * kMaxBlockK);
-  float* sums = Scratch::take<float>(&scratch, kChunkBlocks * kBlockM * kBlockN);
-  float* total = Scratch::take<float>(&scratch, kChunkBlocks * kBlockM * kBlockN);
-  packed_t* gathered = Scratch::take<packed_t>(&scratch, 2 * kBlockN * kMaxBlockK);
-  const Product product{args, static_cast<const scalar_t*>(args.mat1) + m0 * args.mat1_stride,
+  const Product product{args, static_cast<const scalar_t*>(args.mat1) + m0 * args.mat1_stride, m0,
                         rows};
+  const int64_t k_blocks = panel_block_count(args, Dot::kBlockK);
+  // A few rows of mat1 are converted first, whole, and the weight is then read from end to end; of
+  // many rows, as much as a cache holds.
+  const int64_t block_floats = product.padded_rows() * Product::kRowFloats;
+  const int64_t fitting = Dot::kTiles ? kTileRunFloats / block_floats : 1;
+  const int64_t run = args.M <= kSmallM ? k_blocks : min_i64(k_blocks, max_i64(1, fitting));
+  const int64_t chunk = Dot::kTiles ? kTileChunkBlocks : kChunkBlocks;
+  // Sums and totals wait for the next run, those of all column blocks.
+  const bool waiting = run < k_blocks;
+  if (waiting && block_end - block_begin > chunk) {
+    for (int64_t block = block_begin; block < block_end; block += chunk) {
+      brgemm2<scalar_t, packed_t, has_bias>(args, m0, rows, block,
+                                            min_i64(block + chunk, block_end), scratch);
+    }
+    return;
+  }
+  const int64_t sums_floats = product.padded_rows() * kBlockN;
+  const int64_t all_sums = (waiting ? block_end - block_begin : 1) * sums_floats;
+  float* a = Scratch::take<float>(&scratch, run * block_floats);
+  float* factors = Scratch::take<float>(&scratch, Dot::kTiles ? 0 : run * rows);
+  float* panels = Scratch::take<float>(&scratch, kBlockN * kMaxBlockK);
+  float* sums = Scratch::take<float>(&scratch, all_sums);
+  float* total = Scratch::take<float>(&scratch, all_sums);
+  packed_t* gathered = Scratch::take<packed_t>(&scratch, 2 * kBlockN * kMaxBlockK);
 
-  const auto k_index = [&](int64_t step) { return small ? step % k_blocks : step / blocks; };
-  const auto block_index = [&](int64_t step) { return small ? step / k_blocks : step % blocks; };
+  PanelPlace now{k_blocks, block_end - block_begin, run};
+  PanelPlace next = now;
   PanelMaker<Dot, packed_t> maker;
-  const auto start = [&](int64_t step) {
-    const KBlock k = k_block_at<Dot>(args, k_index(step));
-    const int64_t odd = step % 2;
-    product.start(k, block_begin + block_index(step), small ? k.depth * kBlockN : args.K * kBlockN,
+  int64_t odd = 0;
+  const auto start_next = [&] {
+    product.start(k_block_at<Dot>(args, next.run_begin + next.inside), block_begin + next.column,
                   panels + (Dot::kTiles ? odd * kPanelFloats : 0),
                   gathered + odd * kBlockN * kMaxBlockK, &maker);
+    odd = 1 - odd;
+    next.step();
   };
-  const int64_t steps = k_blocks * blocks;
-  const int64_t block_stride = small ? 0 : product.padded_rows() * kBlockN;
-  start(0);
-  for (int64_t step = 0; step < steps; ++step) {
-    const KBlock k = k_block_at<Dot>(args, k_index(step));
-    const int64_t block = block_index(step);
-    const int64_t place = small ? k_index(step) : 0;
-    float* block_a = a + place * a_rows * Product::kRowFloats;
-    float* block_factors = factors + place * a_rows;
-    if (block == 0) product.convert(k, block_a, block_factors);
-    const float* panel = maker.finish();
-    step + 1 < steps ? start(step + 1) : maker.stop();
-    float* block_total = total + block * block_stride;
-    product.multiply(k, block_a, block_factors, block_begin + block, panel, maker,
-                     sums + block * block_stride, block_total);
-    if (k_index(step) == k_blocks - 1) {
-      copy_add_stub<has_bias>(args, block_total, kBlockN, m0, rows, (block_begin + block) * kBlockN,
-                              0, kBlockN);
+  start_next();
+  for (; !now.done(); now.step()) {
+    if (now.column == 0 && now.begins_run()) {
+      for (int64_t m = 0; m < rows; m += kConvertRows) {
+        for (int64_t i = 0; i < now.run(); ++i) {
+          product.convert(k_block_at<Dot>(args, now.run_begin + i), m,
+                          min_i64(kConvertRows, rows - m), a + i * block_floats,
+                          factors + i * rows);
+        }
+      }
     }
+    const KBlock k = k_block_at<Dot>(args, now.run_begin + now.inside);
+    const float* panel = maker.finish();
+    next.done() ? maker.stop() : start_next();
+    const int64_t place = waiting ? now.column * sums_floats : 0;
+    const SumsFlow flow{k.starts_segment, !now.begins_run(), !k.ends_segment && !now.ends_run()};
+    product.template multiply<has_bias>(k, a + now.inside * block_floats,
+                                        factors + now.inside * rows, block_begin + now.column,
+                                        panel, flow, maker, sums + place, total + place);
   }
 }
 

@@ -147,9 +147,9 @@ SGL_INLINE Vec sum_of_chains(const Vec* chains, int step) {
 
 // brgemm.h instantiates this name on every tier; only tile tiers call it.
 #if !defined(SGL_TIER_AMX)
-template <int PLANES, typename Next>
-void multiply_tiles(const float* a, int64_t a_stride, const float* panel, int64_t pairs,
-                    int64_t rows, bool start, Next& next, float* sums);
+template <int PLANES, typename Next, typename Flow, typename Finish>
+void multiply_tiles(const float* a, const float* panel, int64_t pairs, int64_t rows, Flow flow,
+                    Next& next, float* sums, const Finish& finish);
 #endif
 
 }  // namespace SGL_TIER

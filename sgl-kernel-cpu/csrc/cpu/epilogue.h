@@ -46,61 +46,60 @@ SGL_INLINE void load_bias(const GemmArgs& args, int64_t n0, float* bias) {
   }
 }
 
-// total[rows, columns] (+)= sums[rows, columns] * scale[columns]; multiplied and added in two
-// roundings on every tier.
-SGL_INLINE void copy_mul_add_stub(const float* sums, int64_t sums_stride, const float* scale,
-                                  bool first, int64_t rows, int columns, float* total,
-                                  int64_t total_stride) {
+// total[rows, 32] (+)= sums[rows, 32] * scale[32]; multiplied and added in two roundings on every
+// tier.
+SGL_INLINE void copy_mul_add_stub(const float* sums, const float* scale, bool first, int64_t rows,
+                                  float* total) {
   for (int64_t m = 0; m < rows; ++m) {
-    for (int i = 0; i < columns; i += kLanes) {
-      Vec v = mul(load(sums + m * sums_stride + i), load(scale + i));
-      if (!first) v = add(load(total + m * total_stride + i), v);
-      store(total + m * total_stride + i, v);
+    for (int64_t i = m * kBlockN; i < (m + 1) * kBlockN; i += kLanes) {
+      Vec v = mul(load(sums + i), load(scale + i - m * kBlockN));
+      if (!first) v = add(load(total + i), v);
+      store(total + i, v);
     }
   }
 }
+
+// Sums of the last segment, and where they go on from.
+struct LastSegment {
+  const float* sums;   // [rows, 32]
+  const float* scale;  // [32]
+  const float* total;  // [rows, 32] of the segments before, or null
+};
 
 template <typename out_t, bool has_bias>
-SGL_INLINE void copy_add_row(out_t* out, const float* total, const float* bias, int64_t width) {
-  for (int64_t i = 0; i < width; i += kLanes) {
-    Vec v = load(total + i);
-    if (has_bias) v = add(v, load(bias + i));
-    if (i + kLanes <= width) {
-      store_out(out + i, v);
-    } else {
-      out_t tail[kLanes];
-      store_out(tail, v);
-      memcpy(out + i, tail, (width - i) * sizeof(out_t));
+SGL_INLINE void copy_add_rows(const GemmArgs& args, LastSegment last, int64_t m0, int64_t rows,
+                              int64_t n0) {
+  alignas(64) float bias[kBlockN];
+  if (has_bias) load_bias(args, n0, bias);
+  const int64_t width = min_i64(kBlockN, args.N - n0);
+  for (int64_t m = 0; m < rows; ++m) {
+    out_t* out = static_cast<out_t*>(args.out) + (m0 + m) * args.out_stride + n0;
+    for (int64_t i = 0; i < width; i += kLanes) {
+      Vec v = mul(load(last.sums + m * kBlockN + i), load(last.scale + i));
+      if (last.total != nullptr) v = add(load(last.total + m * kBlockN + i), v);
+      if (has_bias) v = add(v, load(bias + i));
+      if (i + kLanes <= width) {
+        store_out(out + i, v);
+      } else {
+        out_t tail[kLanes];
+        store_out(tail, v);
+        memcpy(out + i, tail, (width - i) * sizeof(out_t));
+      }
     }
   }
 }
 
-// out[m0 .. m0 + rows, n0 + column ..] = total (+ bias), rounded once; clipped to N. total:
-// [rows, columns], readable up to whole vectors.
+// out[m0 .. m0 + rows, n0 .. n0 + 32] = total + sums * scale (+ bias), rounded once; clipped to N.
 template <bool has_bias>
-SGL_INLINE void copy_add_stub(const GemmArgs& args, const float* total, int64_t total_stride,
-                              int64_t m0, int64_t rows, int64_t n0, int64_t column,
-                              int64_t columns) {
-  alignas(64) float bias[kBlockN];
-  if (has_bias) load_bias(args, n0, bias);
-  const int64_t width = min_i64(columns, args.N - n0 - column);
-  for (int64_t m = 0; m < rows; ++m) {
-    const int64_t offset = (m0 + m) * args.out_stride + n0 + column;
-    const float* row = total + m * total_stride;
-    switch (args.out_type) {
-      case FloatType::f32:
-        copy_add_row<float, has_bias>(static_cast<float*>(args.out) + offset, row, bias + column,
-                                      width);
-        break;
-      case FloatType::bf16:
-        copy_add_row<bf16_t, has_bias>(static_cast<bf16_t*>(args.out) + offset, row, bias + column,
-                                       width);
-        break;
-      case FloatType::fp16:
-        copy_add_row<fp16_t, has_bias>(static_cast<fp16_t*>(args.out) + offset, row, bias + column,
-                                       width);
-        break;
-    }
+SGL_INLINE void copy_add_stub(const GemmArgs& args, LastSegment last, int64_t m0, int64_t rows,
+                              int64_t n0) {
+  switch (args.out_type) {
+    case FloatType::f32:
+      return copy_add_rows<float, has_bias>(args, last, m0, rows, n0);
+    case FloatType::bf16:
+      return copy_add_rows<bf16_t, has_bias>(args, last, m0, rows, n0);
+    case FloatType::fp16:
+      return copy_add_rows<fp16_t, has_bias>(args, last, m0, rows, n0);
   }
 }
 

@@ -44,6 +44,8 @@ struct GemmArgs {
   void* out = nullptr;  // [M, N], unit stride along N
   int64_t out_stride = 0;
   FloatType out_type = FloatType::bf16;
+
+  int64_t row_block = 0;  // the most rows that share a decoded panel; 0: kBlockM
 };
 
 // Half-open range of tasks; a task is one block of rows times one block of 32 columns.
@@ -55,30 +57,36 @@ struct TaskRange {
 // Up to this many rows, or fewer on tiers with tiles, are multiplied straight from the packed
 // weight (tinygemm_kernel2); more rows share a panel of decoded weights (brgemm2).
 constexpr int64_t kTinyRows = 4;
-constexpr int64_t kBlockM =
-    96;  // rows that share one decoded panel: a multiple of every tile height
-constexpr int64_t kMinBlockK = 128;   // K goes through the kernels in blocks; each way to multiply
-constexpr int64_t kMaxBlockK = 512;   // has its own size between these (dot.h)
-constexpr int64_t kChunkBlocks = 16;  // column blocks that share one converted block of mat1
-constexpr int64_t kSmallM = 16;       // up to this many rows mat1 is converted once, whole
+constexpr int64_t kBlockM = 96;      // rows that share one decoded panel, unless row_block says
+constexpr int64_t kMaxBlockM = 256;  // another number, up to this
+constexpr int64_t kMinBlockK = 128;  // K goes through the kernels in blocks; each way to multiply
+constexpr int64_t kMaxBlockK = 512;  // has its own size between these (dot.h)
+constexpr int64_t kSmallM = 16;      // up to this many rows mat1 is converted once, whole
 
-SGL_INLINE int64_t row_block_count(int64_t M) {
-  return M <= kTinyRows ? 1 : div_up(M, kBlockM);
+SGL_INLINE int64_t row_block_count(const GemmArgs& args) {
+  return args.M <= kTinyRows ? 1 : div_up(args.M, args.row_block == 0 ? kBlockM : args.row_block);
 }
 
 // Rows per block, balanced so that the last block is not a sliver that re-reads the whole weight.
-SGL_INLINE int64_t rows_per_block(int64_t M) {
-  return M <= kTinyRows ? M : min_i64(M, round_up(div_up(M, row_block_count(M)), 12));
+SGL_INLINE int64_t rows_per_block(const GemmArgs& args) {
+  if (args.M <= kTinyRows) return args.M;
+  return min_i64(args.M, round_up(div_up(args.M, row_block_count(args)), 16));
 }
 
 SGL_INLINE int64_t gemm_task_count(const GemmArgs& args) {
-  return args.M == 0 ? 0 : row_block_count(args.M) * div_up(args.N, kBlockN);
+  return args.M == 0 ? 0 : row_block_count(args) * div_up(args.N, kBlockN);
 }
 
 // K is processed in segments that share a scale.
 SGL_INLINE int64_t segment_length(const GemmArgs& args) {
   return args.scales == nullptr ? args.K : min_i64(args.block_k, args.K);
 }
+
+// Column blocks that share the conversion of a run of mat1's K, and floats of such a run. Tiles
+// take long runs: their processors have 2 MiB of second-level cache.
+constexpr int64_t kChunkBlocks = 16;
+constexpr int64_t kTileChunkBlocks = 64;
+constexpr int64_t kTileRunFloats = int64_t{256} << 10;
 
 // Blocks that K falls into: whole ones inside each segment.
 SGL_INLINE int64_t panel_block_count(const GemmArgs& args, int64_t block_k) {
@@ -103,13 +111,15 @@ SGL_INLINE int64_t tiny_scratch_bytes(const GemmArgs& args, int64_t element) {
 }
 
 SGL_INLINE int64_t panel_scratch_bytes(const GemmArgs& args, int64_t element) {
-  // Either many rows of one block of K, or a few rows of all blocks.
+  // Either many rows of a run of K, or a few rows of all blocks.
   const bool small = args.M <= kSmallM;
   const int64_t rows = small ? kSmallM * panel_block_count(args, kMaxBlockK) * kMaxBlockK * 4
-                             : kBlockM * kMaxBlockK * 4;
-  const int64_t factors = small ? kSmallM * panel_block_count(args, kMinBlockK) * 4 : kBlockM * 4;
+                             : max_i64(kBlockM * kMaxBlockK, kTileRunFloats) * 4;
+  const int64_t factors =
+      small ? kSmallM * panel_block_count(args, kMinBlockK) * 4 : kMaxBlockM * 4;
   const int64_t panels = kBlockN * kMaxBlockK * 4;
-  const int64_t sums = kChunkBlocks * kBlockM * kBlockN * 4;
+  const int64_t blocks = small ? 1 : min_i64(kTileChunkBlocks, div_up(args.N, kBlockN));
+  const int64_t sums = blocks * round_up(rows_per_block(args), 16) * kBlockN * 4;
   const int64_t gathered = 2 * kBlockN * kMaxBlockK * element;
   return rows + round_up(factors, 64) + panels + 2 * sums + gathered;
 }
@@ -126,6 +136,7 @@ using GemmKernel = void (*)(const GemmArgs& args, TaskRange tasks, void* scratch
 struct KernelTable {
   GemmKernel gemm_e4m3;
   GemmKernel gemm_bf16;
+  int64_t row_block;  // GemmArgs::row_block where there are rows and columns enough for all threads
   // For benchmarks. Reads all of `data` at the speed of its memory.
   float (*read_probe)(const float* data, int64_t count);
   // Independent multiply-adds in registers, f32 or (where the tier has the instruction) bf16 pairs;
@@ -146,6 +157,9 @@ struct BmmArgs {
 SGL_INLINE int64_t bmm_task_count(const BmmArgs& args) {
   return args.batch * gemm_task_count(args.gemm);
 }
+
+// Sets row_block for work that `threads` threads share. The result's bits do not depend on it.
+void choose_row_block(const KernelTable& table, int64_t threads, GemmArgs* args);
 
 void run_gemm(const KernelTable& table, const GemmArgs& args, TaskRange tasks, void* scratch);
 void run_bmm(const KernelTable& table, const BmmArgs& args, TaskRange tasks, void* scratch);

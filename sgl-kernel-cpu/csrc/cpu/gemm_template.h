@@ -3,8 +3,9 @@
 //   tinygemm_kernel_nn2  a few rows, one block of columns: sums stay in registers
 //   tinygemm_kernel2     picks it by the number of rows
 //   brgemm2              many rows: widens a panel of weights once, multiplies it by a block of
-//   rows copy_mul_add_stub    f32 sums of one segment of K: times scale, added to the total
-//   copy_add_stub        total -> out: bias, one rounding
+//                        rows
+//   copy_mul_add_stub    f32 sums of one segment of K: times scale, added to the total
+//   copy_add_stub        the same for the last segment, then -> out: bias, one rounding
 //
 // Per-tensor, per-channel and block scales are one path: K falls into segments that share a scale
 // (one segment unless scales are per block), and the scales of a segment are a vector over the
@@ -32,15 +33,14 @@ static void gemm_tasks(const GemmArgs& args, TaskRange tasks, void* scratch_byte
   }
   const typename DotFor<scalar_t>::TileState tile_state;
   const int64_t column_blocks = div_up(args.N, kBlockN);
-  const int64_t block_rows = rows_per_block(args.M);
+  const int64_t block_rows = rows_per_block(args);
   int64_t task = tasks.begin;
   while (task < tasks.end) {
     const int64_t row_block = task / column_blocks;
     const int64_t block = task - row_block * column_blocks;
     const int64_t m0 = row_block * block_rows;
     const int64_t rows = min_i64(block_rows, args.M - m0);
-    int64_t count = min_i64(column_blocks - block, tasks.end - task);
-    if (args.M > kSmallM) count = min_i64(count, kChunkBlocks);
+    const int64_t count = min_i64(column_blocks - block, tasks.end - task);
     brgemm2<scalar_t, packed_t, has_bias>(args, m0, rows, block, block + count, scratch);
     task += count;
   }

@@ -18,6 +18,7 @@
   void weight_packed_linear_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch); \
   float read_probe(const float* data, int64_t count);                                          \
   int64_t multiply_probe(bool bf16, int64_t steps, float* sink);                               \
+  extern const int64_t kRowBlock;                                                              \
   }                                                                                            \
   }
 SGL_FOR_EACH_TIER(SGL_DECLARE_TIER)

@@ -105,9 +105,13 @@ struct tinygemm_kernel_nn2 {
       alignas(64) float scale[kBlockN];
       multiply_segment(block, s, last ? block.last_pairs : block.segment_pairs, sums);
       load_scales(args, block.n0, s, scale);
-      copy_mul_add_stub(sums, BLOCK_N, scale, s == 0, BLOCK_M, BLOCK_N, total, BLOCK_N);
+      if (last) {
+        const LastSegment of{sums, scale, s == 0 ? nullptr : total};
+        copy_add_stub<has_bias>(args, of, 0, BLOCK_M, block.n0);
+      } else {
+        copy_mul_add_stub(sums, scale, s == 0, BLOCK_M, total);
+      }
     }
-    copy_add_stub<has_bias>(args, total, BLOCK_N, 0, BLOCK_M, block.n0, 0, BLOCK_N);
   }
 
   SGL_INLINE void multiply_segment(const TinyBlock<packed_t>& block, int64_t segment, int64_t pairs,

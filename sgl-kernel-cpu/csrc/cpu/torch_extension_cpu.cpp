@@ -21,7 +21,7 @@ void* gemm_scratch(int64_t bytes) {
 constexpr int64_t kMinWorkPerThread = int64_t{1} << 16;
 
 int64_t gemm_grain(const GemmArgs& args) {
-  const int64_t work = max_i64(1, rows_per_block(args.M) * kBlockN * args.K);
+  const int64_t work = max_i64(1, rows_per_block(args) * kBlockN * args.K);
   return max_i64(1, kMinWorkPerThread / work);
 }
 
@@ -99,9 +99,10 @@ Tensor run_linear(GemmArgs args, const Tensor& mat1, ScalarType out_dtype) {
   args.out = out.mutable_data_ptr();
   args.out_stride = args.N;
   const KernelTable* table = &kernel_table(active_tier());
+  choose_row_block(*table, torch::stable::get_num_threads(), &args);
   const int64_t scratch_bytes = gemm_scratch_bytes(args);
   // With several blocks of rows a weight is read several times, and not from end to end.
-  const bool in_order = row_block_count(args.M) == 1;
+  const bool in_order = row_block_count(args) == 1;
   const int64_t element = args.mat2_type == WeightType::e4m3 ? 1 : 2;
   const Stream weight{static_cast<const char*>(args.mat2), args.N * args.K * element};
   run_step(
@@ -247,6 +248,7 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
   }
 
   const KernelTable* table = &kernel_table(active_tier());
+  choose_row_block(*table, div_up(torch::stable::get_num_threads(), max_i64(1, args.batch)), &gemm);
   const int64_t scratch_bytes = gemm_scratch_bytes(gemm);
   run_step(bmm_task_count(args), gemm_grain(gemm), [table, args, scratch_bytes](TaskRange tasks) {
     run_bmm(*table, args, tasks, gemm_scratch(scratch_bytes));

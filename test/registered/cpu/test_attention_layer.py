@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
+import sgl_kernel  # noqa: F401  (registers the ops)
 from srt.configs.kv_layout import KVLayout
 from srt.layers.attention import RadixAttention, RadixLatentAttention
 from srt.layers.layernorm import RMSNorm

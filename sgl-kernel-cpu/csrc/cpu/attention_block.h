@@ -171,5 +171,9 @@ static inline void weigh_keys(const AttentionArgs& args, const Rows& rows, RowGr
   softmax_scores(from, to, rows.scores, group);
 }
 
+// A request's only new token, all rows of which are given: adds up its totals as a decode step
+// does, with the bits of panels. False, and nothing done, where keys have to go through panels.
+bool attend_token(const AttentionArgs& args, const Rows& rows);
+
 }  // namespace SGL_TIER
 }  // namespace sgl_kernel

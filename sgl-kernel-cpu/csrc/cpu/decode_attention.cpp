@@ -66,8 +66,8 @@ struct Partial {
   float* largest;
   float* sum;
 
-  SGL_MEMBER Partial(const AttentionArgs& args, const DecodePlan& plan, int64_t task) {
-    values = plan.partials + task * partial_floats(args);
+  SGL_MEMBER Partial(const AttentionArgs& args, float* floats) {
+    values = floats;
     largest = values + args.group() * args.padded_v();
     sum = largest + args.group();
   }
@@ -178,7 +178,7 @@ void decode_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& p
     }
     rows.kv_head = inside % heads;
     rows.q = queries + rows.kv_head * head_floats;
-    const Partial partial(args, plan, t);
+    const Partial partial(args, plan.partials + t * partial_floats(args));
     if (few != nullptr) {
       few(args, rows, *block, *next, partial);
     } else {
@@ -202,12 +202,41 @@ static void merge_block(int64_t padded_v, const float* block, float largest, flo
   *total_largest = m;
 }
 
+static void merge_partial(const AttentionArgs& args, const Partial& partial, const Rows& rows) {
+  const int64_t padded = args.padded_v();
+  for (int64_t r = 0; r < rows.count; ++r) {
+    merge_block(padded, partial.values + r * padded, partial.largest[r], partial.sum[r],
+                rows.total + r * padded, rows.total_largest + r, rows.total_sum + r);
+  }
+}
+
+bool attend_token(const AttentionArgs& args, const Rows& rows) {
+  const DecodeFew few = choose_decode_few(args);
+  if (few == nullptr || args.k.fresh != nullptr || args.v.fresh != nullptr) return false;
+  load_query_rows(args, rows);
+  const Partial partial(args, rows.v_panel);
+  const int64_t count = args.key_blocks(rows.request);
+  DecodeBlock blocks[2];
+  if (count > 0) blocks[0].find(args, rows.request, 0);
+  for (int64_t b = 0; b < count; ++b) {
+    const DecodeBlock& block = blocks[b % 2];
+    DecodeBlock& next = blocks[(b + 1) % 2];
+    if (b + 1 < count) {
+      next.find(args, rows.request, b + 1);
+    } else {
+      next = block;
+    }
+    few(args, rows, block, next, partial);
+    merge_partial(args, partial, rows);
+  }
+  return true;
+}
+
 void merge_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& plan, TaskRange pairs,
                                  float* scratch) {
   const FpEnvGuard fp_env(false);
-  const int64_t group = args.group(), padded = args.padded_v();
   Rows rows(args, scratch);
-  rows.count = group;
+  rows.count = args.group();
   for (int64_t pair = pairs.begin; pair < pairs.end; ++pair) {
     rows.request = pair / args.num_kv_heads;
     rows.kv_head = pair % args.num_kv_heads;
@@ -216,11 +245,7 @@ void merge_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& pl
     start_totals(args, rows);
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t task = plan.task_begins[rows.request] + b * args.num_kv_heads + rows.kv_head;
-      const Partial partial(args, plan, task);
-      for (int64_t r = 0; r < group; ++r) {
-        merge_block(padded, partial.values + r * padded, partial.largest[r], partial.sum[r],
-                    rows.total + r * padded, rows.total_largest + r, rows.total_sum + r);
-      }
+      merge_partial(args, {args, plan.partials + task * partial_floats(args)}, rows);
     }
     store_outputs(args, rows);
   }

@@ -15,8 +15,12 @@ void extend_attention_kernel_impl(const AttentionArgs& args, ExtendTask task, fl
   const int64_t tokens =
       min_i64(args.tokens_a_block(), args.extend_lens[task.request] - rows.first_token);
   rows.count = tokens * args.group();
-  load_queries(args, rows);
   start_totals(args, rows);
+  // In a batch that mixes prefill and decode most requests have one new token.
+  if (args.extend_lens[task.request] == 1 && attend_token(args, rows)) {
+    return store_outputs(args, rows);
+  }
+  load_queries(args, rows);
   const int64_t prefix = args.seq_lens[task.request] - args.extend_lens[task.request];
   const int64_t end = prefix + rows.first_token + tokens;
   const int64_t first = args.first_key(task.request, rows.first_token) / kKeyBlock;

@@ -216,6 +216,26 @@ TEST(work_below_the_grain_stays_in_one_piece) {
   }
 }
 
+TEST(a_call_takes_at_least_the_grain) {
+  constexpr int64_t kGrain = 10;
+  for (const NamedTeam& team : teams()) {
+    for (const int64_t count : {100, 399, 1000}) {
+      StepGraph graph;
+      std::atomic<int64_t> tasks{0}, small{0};
+      graph.add({[=] { return count; },
+                 kGrain,
+                 [&](TaskRange r) {
+                   tasks += r.end - r.begin;
+                   if (r.end - r.begin < kGrain) ++small;
+                 },
+                 {}});
+      graph.run(team.threads, team.team);
+      CHECK(tasks == count && small == 0, "%s: %ld of %ld tasks, %ld small calls", team.name,
+            (long)tasks, (long)count, (long)small);
+    }
+  }
+}
+
 TEST(more_tasks_than_a_share_can_say_run_in_one_piece) {
   const int64_t count = int64_t{1} << 24;
   StepGraph graph;

@@ -151,15 +151,16 @@ class Run {
     for (uint64_t p = 0; p < parts; ++p) take_from(shares_[(me + p) % parts], number);
   }
 
-  // Takes half of what is left, again and again: few calls while there is much, single tasks at the
+  // Takes half of what is left, again and again: few calls while there is much, small ones at the
   // end, where threads wait for each other.
   void take_from(Share& share, uint64_t number) {
+    const uint64_t grain = static_cast<uint64_t>(steps_[number - 1].grain);
     uint64_t left = share.left.load(std::memory_order_acquire);
     for (;;) {
       const uint64_t begin = left >> kTaskBits & kMaxTasks;
       const uint64_t end = left & kMaxTasks;
       if (left >> (2 * kTaskBits) != number || begin == end) return;
-      const uint64_t until = end - (end - begin) / 2;
+      const uint64_t until = end - begin < 2 * grain ? end : end - (end - begin) / 2;
       if (!share.left.compare_exchange_weak(left, pack(number, until, end),
                                             std::memory_order_acq_rel)) {
         continue;

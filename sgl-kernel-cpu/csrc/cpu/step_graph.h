@@ -25,7 +25,7 @@ struct Step {
   // How many tasks there are this time. Looks at lengths and indices, which may have changed; may
   // throw.
   std::function<int64_t()> prepare;
-  int64_t grain = 1;  // tasks that are worth a thread of their own
+  int64_t grain = 1;  // tasks that are worth a thread of their own, or a call
   std::function<void(TaskRange)> run;
   Stream stream;  // what a thread that waits may fetch into its cache before the step begins
 };

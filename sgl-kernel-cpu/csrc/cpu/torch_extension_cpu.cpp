@@ -22,7 +22,9 @@ constexpr int64_t kMinWorkPerThread = int64_t{1} << 16;
 
 int64_t gemm_grain(const GemmArgs& args) {
   const int64_t work = max_i64(1, rows_per_block(args) * kBlockN * args.K);
-  return max_i64(1, kMinWorkPerThread / work);
+  // Each call converts its rows of mat1, which takes as long as a column block of high ones.
+  const int64_t least = args.row_block > kBlockM ? 4 : 1;
+  return max_i64(least, kMinWorkPerThread / work);
 }
 
 ActType act_type(ScalarType dtype) {

@@ -2,23 +2,44 @@
 // family, compiled per tier.
 #pragma once
 
-#include "dot.h"
 #include "epilogue.h"
+#include "micro_kernel.h"
 #include "scratch.h"
 #include "weight_block.h"
 
 namespace sgl_kernel {
 namespace SGL_TIER {
 
-// Columns that are multiplied at once. A panel is [chains][parts][pairs][kPartVecs] vectors: the
-// micro-kernel reads it in order.
-constexpr int kPartVecs = kMicroVecs < kColumnVecs ? kMicroVecs : kColumnVecs;
+// Pairs whose panel takes 16 KiB: they stay in L1 next to the rows and their sums.
+template <typename Dot>
+constexpr int64_t kSmallPanelPairs = 4096 / kPanelPair<Dot>;
 
-// Makes a panel of [pairs, 32, 2] packed weights, step by step: on tile tiers between the products
-// of the panel before it, because the tile unit leaves the vector units free.
+// Pairs that a panel takes: a block's worth for many rows, which leave L1 anyway (to go on with
+// their chains in another panel would cost more), and for policies that take long to make one.
+template <typename Dot>
+SGL_INLINE int64_t panel_pairs(int64_t rows) {
+  constexpr int64_t kManyRows = 48;
+  return Dot::kWords && rows < kManyRows ? kSmallPanelPairs<Dot> : Dot::kBlockK / 2;
+}
+
+// One k pair of a panel.
+template <typename Dot, typename packed_t>
+SGL_INLINE void make_pair(const packed_t* packed, int64_t pair, float* panel) {
+  Vec w[Dot::kVecs];
+  load_pair<Dot>(packed, pair, w);
+#pragma GCC unroll 16
+  for (int i = 0; i < Dot::kVecs; ++i) store(panel + pair * kPanelPair<Dot> + i * kLanes, w[i]);
+}
+
+// What comes next of the packed weights [pairs, 32, 2]. On tile tiers it is made into a panel, step
+// by step between the products of the panel before it, because the tile unit leaves the vector
+// units free. Elsewhere it waits for its products.
 template <typename Dot, typename packed_t>
 class PanelMaker {
  public:
+  using Ready = std::conditional_t<Dot::kTiles, float, packed_t>;
+
+  // `panel`: room for one.
   SGL_MEMBER void start(const packed_t* b, int64_t pairs, int64_t padded_pairs, float* panel) {
     b_ = b;
     pairs_ = pairs;
@@ -30,69 +51,43 @@ class PanelMaker {
   SGL_MEMBER void stop() { done_ = pairs_; }
 
   SGL_MEMBER int64_t pairs_left() const { return pairs_ - done_; }
-  SGL_MEMBER const char* bytes() const { return reinterpret_cast<const char*>(b_); }
-  SGL_MEMBER int64_t byte_count() const {
-    return pairs_left() * kPairElements * static_cast<int64_t>(sizeof(packed_t));
-  }
+  SGL_MEMBER const packed_t* packed() const { return b_; }
 
+  // Makes a few more pairs of the panel of a tile tier.
   SGL_MEMBER void advance(int64_t count) {
     const int64_t end = min_i64(done_ + count, pairs_);
     if (is_panel()) {
       for (; done_ < end; ++done_) fetch<3>(b_ + done_ * kPairElements);
-    } else if constexpr (kIsWords) {
-      alignas(64) Word words[kChunk * kPairElements];
-      for (; done_ < end; done_ += kChunk) {
-        const int64_t chunk = min_i64(kChunk, end - done_);
-        codes_to_word_chunk(b_ + done_ * kPairElements, chunk, words);
-        for (int64_t p = 0; p < chunk; ++p) store_pair(words + p * kPairElements, done_ + p);
-      }
-      done_ = end;
     } else {
       for (; done_ < end; ++done_) {
-        if constexpr (Dot::kTiles) {
-          fetch<3>(b_ + (done_ + kFetchL1) * kPairElements);
-          fetch<2>(b_ + (done_ + kFetchL2) * kPairElements);
-        }
-        store_pair(b_ + done_ * kPairElements, done_);
+        fetch<3>(b_ + (done_ + kFetchL1) * kPairElements);
+        fetch<2>(b_ + (done_ + kFetchL2) * kPairElements);
+        make_pair<Dot>(b_, done_, panel_);
       }
     }
   }
 
-  // The rest, and zeros up to `padded_pairs`. Returns the panel: the packed weight itself where it
-  // already is one.
-  SGL_MEMBER const float* finish() {
-    if (is_panel()) return reinterpret_cast<const float*>(b_);
-    advance(pairs_);
-    for (int part = 0; part < kParts; ++part) {
-      memset(panel_ + (part * padded_pairs_ + pairs_) * kPairFloats, 0,
-             (padded_pairs_ - pairs_) * kPairFloats * sizeof(float));
+  // The rest, and zeros up to `padded_pairs`. Returns the panel; the packed weights where they
+  // already are one, or none is made.
+  SGL_MEMBER const Ready* finish() {
+    if constexpr (Dot::kTiles) {
+      if (is_panel()) return reinterpret_cast<const float*>(b_);
+      advance(pairs_);
+      memset(panel_ + pairs_ * kPanelPair<Dot>, 0,
+             (padded_pairs_ - pairs_) * kPanelPair<Dot> * sizeof(float));
+      return panel_;
+    } else {
+      return b_;
     }
-    return panel_;
   }
 
  private:
-  static constexpr bool kIsBf16 = std::is_same<packed_t, bf16_t>::value;
-  static constexpr bool kIsWords = Dot::kWords && !kIsBf16;
-  static constexpr int64_t kChunk = 8;
   // Pairs between the one that tile tiers decode and those that they ask for.
   static constexpr int64_t kFetchL1 = 16;
   static constexpr int64_t kFetchL2 = 128;
-  static constexpr int64_t kPairFloats = int64_t{kPartVecs} * kLanes;
-  static constexpr int kParts = Dot::kVecs / kPartVecs;
 
   SGL_MEMBER bool is_panel() const {
-    return kIsBf16 && !Dot::kWords && kParts == 1 && pairs_ == padded_pairs_;
-  }
-
-  template <typename weight_t>
-  SGL_MEMBER void store_pair(const weight_t* weights, int64_t pair) const {
-    Vec w[Dot::kVecs];
-    Dot::load_weights(weights, w);
-#pragma GCC unroll 16
-    for (int i = 0; i < Dot::kVecs; ++i) {
-      const int64_t place = (i / kPartVecs * padded_pairs_ + pair) * kPartVecs + i % kPartVecs;
-      store(panel_ + place * kLanes, w[i]);
-    }
+    return std::is_same<packed_t, bf16_t>::value && pairs_ == padded_pairs_;
   }
 
   // Into L1 (3) or L2 (2), as prefetch_pair does.
@@ -110,85 +105,67 @@ class PanelMaker {
   int64_t done_ = 0;
 };
 
-// Chains of a tile of `rows` rows that are summed at once: all, where their sums fit registers.
-template <typename Dot>
-constexpr int chains_at_once(int rows) {
-  return rows * kPartVecs * Dot::kChains <= kMicroRows * kMicroVecs ? Dot::kChains : 1;
-}
-
-// Rows of a tile; more where a part leaves registers free.
-template <typename Dot>
-constexpr int kTileRows =
-    kMicroRows *
-    (kMicroVecs > kPartVecs * Dot::kChains ? kMicroVecs / (kPartVecs * Dot::kChains) : 1);
-
-// What a micro-kernel fetches meanwhile: memory works on the next panel while this one is
-// multiplied.
-struct Ahead {
-  const char* at;
-  int64_t bytes;
+// Asks for packed weights that the next products need: `step` bytes for each pair and group.
+struct PanelAhead {
+  const char* from;
+  int64_t step;
+  int64_t pairs;
+  template <int GROUP>
+  SGL_MEMBER void fetch(int64_t pair) const {
+    __builtin_prefetch(from + (GROUP * pairs + pair) * step);
+  }
 };
 
-// sums[ROWS, kPartVecs vectors] (+)= a[ROWS, pairs] @ one part of a panel and those of the other
-// chains behind it, times the rows' factors.
-template <typename Dot, int ROWS>
-SGL_INLINE void micro_kernel(const float* a, int64_t a_stride, const float* part, int64_t pairs,
-                             const float* factors, bool start, Ahead ahead, float* sums) {
-  constexpr int kAtOnce = chains_at_once<Dot>(ROWS);
-  const int64_t chain_stride = kColumnVecs * pairs * kLanes;
-  const int64_t step = ahead.bytes / (pairs * (Dot::kChains / kAtOnce));
-  Vec chains[ROWS][Dot::kChains * kPartVecs];
-#pragma GCC unroll 2
-  for (int chain = 0; chain < Dot::kChains; chain += kAtOnce) {
-    Vec acc[ROWS][kAtOnce * kPartVecs];
-    for (int m = 0; m < ROWS; ++m) {
-      for (int i = 0; i < kAtOnce * kPartVecs; ++i) acc[m][i] = zero();
-    }
-    for (int64_t p = 0; p < pairs; ++p) {
-      __builtin_prefetch(ahead.at + p * step);
-      Vec b[kAtOnce * kPartVecs];
-#pragma GCC unroll 16
-      for (int i = 0; i < kAtOnce * kPartVecs; ++i) {
-        b[i] = load(part + (chain + i / kPartVecs) * chain_stride +
-                    (p * kPartVecs + i % kPartVecs) * kLanes);
-      }
-#pragma GCC unroll 16
-      for (int m = 0; m < ROWS; ++m) {
-        const float* x = a + m * a_stride + p * Dot::kChains + chain;
-#pragma GCC unroll 16
-        for (int i = 0; i < kAtOnce * kPartVecs; ++i) {
-          acc[m][i] = Dot::dot(set1(x[i / kPartVecs]), b[i], acc[m][i]);
-        }
-      }
-    }
-    for (int m = 0; m < ROWS; ++m) {
-      for (int i = 0; i < kAtOnce * kPartVecs; ++i) chains[m][chain * kPartVecs + i] = acc[m][i];
-    }
-    ahead.at += pairs * step;
-  }
-#pragma GCC unroll 16
-  for (int m = 0; m < ROWS; ++m) {
-    const Vec factor = set1(factors[m]);
-#pragma GCC unroll 16
-    for (int i = 0; i < kPartVecs; ++i) {
-      float* sum = sums + m * kBlockN + i * kLanes;
-      const Vec before = start ? zero() : load(sum);
-      store(sum, add(before, mul(sum_of_chains<Dot>(chains[m] + i, kPartVecs), factor)));
-    }
+// Rows of a tile; more where one row leaves registers free.
+template <typename Dot>
+constexpr int kTileRows = kMicroRows * (kMicroVecs > Dot::kVecs ? kMicroVecs / Dot::kVecs : 1);
+
+// A call, so that its constants take no registers from the products.
+static inline __attribute__((noinline)) void make_words(const e4m3_t* codes, int64_t pairs,
+                                                        Word* words) {
+  codes_to_word_chunk(codes, pairs, words);
+}
+
+// What a tile of rows is multiplied by.
+struct PanelStep {
+  int64_t a_stride;
+  int64_t pairs;
+  bool start;           // chains begin at +0
+  float* panel;         // where the weights are kept
+  const char* ahead;    // packed weights to ask for meanwhile,
+  int64_t ahead_bytes;  // so much of them with each pair
+};
+
+// A tile of 1..ROWS rows.
+template <typename Dot, int ROWS, bool KEEP, typename weight_t>
+SGL_INLINE void multiply_rows(int64_t rows, const float* a, const weight_t* weights,
+                              const PanelStep& step, float* chains, const RowSums* out) {
+  if (rows == ROWS) {
+    const int64_t bytes = div_up(step.ahead_bytes, group_count<Dot>(ROWS));
+    micro_kernel<Dot, ROWS, KEEP>(a, step.a_stride, weights, step.pairs, step.start, chains,
+                                  step.panel, PanelAhead{step.ahead, bytes, step.pairs}, out);
+  } else if constexpr (ROWS > 1) {
+    multiply_rows<Dot, ROWS - 1, KEEP>(rows, a, weights, step, chains, out);
   }
 }
 
-// A tile of 1..ROWS rows.
-template <typename Dot, int ROWS>
-SGL_INLINE void multiply_rows(int64_t rows, const float* a, int64_t a_stride, const float* part,
-                              int64_t pairs, const float* factors, bool start, Ahead ahead,
-                              float* sums) {
-  if (rows == ROWS) {
-    micro_kernel<Dot, ROWS>(a, a_stride, part, pairs, factors, start, ahead, sums);
-  } else if constexpr (ROWS > 1) {
-    multiply_rows<Dot, ROWS - 1>(rows, a, a_stride, part, pairs, factors, start, ahead, sums);
-  }
+// Rows cut into tiles as tall as each other: a low one would wait for its multiply-adds. The first
+// `taller` tiles have one row more.
+struct RowTiles {
+  int64_t count;
+  int64_t height;
+  int64_t taller;
+  int64_t ahead_bytes;  // its share of each pair of the next weights
+};
+template <typename Dot, typename packed_t>
+SGL_INLINE RowTiles row_tiles(int64_t rows) {
+  const int64_t count = div_up(rows, kTileRows<Dot>);
+  return {count, rows / count, rows % count, div_up(kPairElements * sizeof(packed_t), count)};
 }
+
+// Whether a tile of rows keeps all chains in registers.
+template <typename Dot>
+constexpr bool kChainsInRegisters = group_count<Dot>(kTileRows<Dot>) == 1;
 
 // What a product of a panel does with its sums.
 struct SumsFlow {
@@ -196,37 +173,6 @@ struct SumsFlow {
   bool held;   // up to kHeldRows of a tile tier: tiles still hold them from the product before
   bool hold;   // and keep them for the next one
 };
-
-// sums[rows, 32] (+)= a[rows, pairs] @ panel: the batch-reduce step over one block of K. Meanwhile
-// the next panel is fetched, or made. Calls finish(m, count) for rows whose sums are complete.
-template <typename Dot, typename packed_t, typename Finish>
-SGL_INLINE void multiply_panel(const float* a, int64_t a_stride, const float* panel, int64_t pairs,
-                               int64_t rows, const float* factors, SumsFlow flow,
-                               PanelMaker<Dot, packed_t>& next, float* sums, const Finish& finish) {
-  if constexpr (Dot::kTiles) {
-    multiply_tiles<Dot::kPlanes>(a, panel, pairs, rows, flow, next, sums, finish);
-  } else {
-    // Tiles as tall as each other: a low one would wait for its multiply-adds.
-    const int64_t tiles = div_up(rows, kTileRows<Dot>);
-    // Requests that come too fast would wait for each other: they are spread over some calls.
-    const int64_t share = next.byte_count() / min_i64(tiles * (kColumnVecs / kPartVecs), 4);
-    Ahead ahead{next.bytes(), share};
-    const char* end = next.bytes() + next.byte_count();
-    // Part by part, so that one stays in L1 while the rows pass.
-    for (int v = 0; v < kColumnVecs; v += kPartVecs) {
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        const int64_t m = rows * tile / tiles;
-        const int64_t height = rows * (tile + 1) / tiles - m;
-        if (ahead.at >= end) ahead.bytes = 0;
-        multiply_rows<Dot, kTileRows<Dot>>(height, a + m * a_stride, a_stride,
-                                           panel + v * pairs * kLanes, pairs, factors + m,
-                                           flow.start, ahead, sums + m * kBlockN + v * kLanes);
-        ahead.at += ahead.bytes;
-      }
-    }
-    finish(0, rows);
-  }
-}
 
 // A block of K: [begin, begin + depth) of one segment.
 struct KBlock {
@@ -282,53 +228,161 @@ struct PanelProduct {
   using Dot = DotFor<scalar_t>;
   static constexpr int64_t kRowFloats = Dot::kBlockK / 2 * Dot::kChains * Dot::kPlanes;
 
+  using Maker = PanelMaker<Dot, packed_t>;
+
   const GemmArgs& args;
   const scalar_t* mat1;  // its first row
   int64_t m0;            // which is this one of out
   int64_t rows;
+  int64_t part_pairs;  // of a block of K, that one panel takes
+  RowTiles tiles;
+  // The first quarter of the next panel has been asked for before: what is asked for last would
+  // come late. Only where it follows in memory.
+  int64_t ahead_pairs;
+  float* panel;   // where it is kept
+  float* chains;  // [rows, kVecs vectors]
 
-  SGL_MEMBER int64_t padded_rows() const { return round_up(rows, Dot::kPadRows); }
   SGL_MEMBER int64_t pairs(const KBlock& k) const {
     return round_up(div_up(k.depth, 2), Dot::kPadPairs);
   }
+  // Of a converted row.
+  SGL_MEMBER int64_t row_floats(int64_t pairs) const { return pairs * Dot::kChains * Dot::kPlanes; }
 
-  // Rows [m0, m0 + count) of mat1 as the policy multiplies them, and what their sums are to be
-  // multiplied by. Rows that pad the last ones become 0.
+  // Rows [m0, m0 + count) of mat1 as the policy multiplies them, all rows of a part of K and then
+  // those of the next, and what their sums are to be multiplied by. Rows that pad the last ones
+  // become 0.
   SGL_MEMBER void convert(const KBlock& k, int64_t m0, int64_t count, float* a,
                           float* factors) const {
-    const int64_t plane_stride = pairs(k) * Dot::kChains;
-    const int64_t a_stride = plane_stride * Dot::kPlanes;
     if constexpr (Dot::kTiles) {
       Dot::convert_rows(mat1 + m0 * args.mat1_stride + k.begin, args.mat1_stride, count, k.depth,
-                        pairs(k), a + m0 * a_stride);
+                        pairs(k), a + m0 * row_floats(pairs(k)));
     } else {
       for (int64_t m = m0; m < m0 + count; ++m) {
         const scalar_t* row = mat1 + m * args.mat1_stride + k.begin;
         const float scale = scale_of_row<Dot, packed_t>(row, k.depth);
-        Dot::convert_row(row, k.depth, pairs(k) * 2, scale, a + m * a_stride, plane_stride);
+        for (int64_t begin = 0; begin < k.depth; begin += 2 * part_pairs) {
+          const int64_t depth = min_i64(2 * part_pairs, k.depth - begin);
+          const int64_t count = div_up(depth, 2);
+          Dot::convert_row(row + begin, depth, 2 * count, scale,
+                           a + rows * row_floats(begin / 2) + m * row_floats(count),
+                           count * Dot::kChains);
+        }
         factors[m] = factor_of_row<Dot, packed_t>(scale);
       }
     }
   }
 
   // Begins with a panel.
-  SGL_MEMBER void start(const KBlock& k, int64_t block, float* panel, packed_t* gathered,
-                        PanelMaker<Dot, packed_t>* maker) const {
+  SGL_MEMBER void start(const KBlock& k, int64_t block, float* next_panel, packed_t* gathered,
+                        Maker* maker) const {
     const packed_t* b = weight_block<packed_t>(args, block * kBlockN, k.begin, k.depth, gathered);
-    maker->start(b, div_up(k.depth, 2), pairs(k), panel);
+    maker->start(b, div_up(k.depth, 2), pairs(k), next_panel);
   }
 
   // Adds to the sums of one block of columns; at the end of a segment, to its total; at the end of
   // K, to out.
   template <bool has_bias>
   SGL_MEMBER void multiply(const KBlock& k, const float* a, const float* factors, int64_t block,
-                           const float* panel, SumsFlow flow, PanelMaker<Dot, packed_t>& next,
+                           const typename Maker::Ready* weights, SumsFlow flow, Maker& next,
                            float* sums, float* total) const {
     alignas(64) float scale[kBlockN];
     if (k.ends_segment) load_scales(args, block * kBlockN, k.segment, scale);
     const FinishRows<has_bias> finish{args, k, m0, block * kBlockN, scale, sums, total};
-    multiply_panel<Dot>(a, pairs(k) * Dot::kChains * Dot::kPlanes, panel, pairs(k), rows, factors,
-                        flow, next, sums, finish);
+    if constexpr (Dot::kTiles) {
+      multiply_tiles<Dot::kPlanes>(a, weights, pairs(k), rows, flow, next, sums, finish);
+    } else {
+      multiply_parts(k, a, factors, weights, flow.start, next.packed(), sums);
+      finish(0, rows);
+    }
+  }
+
+ private:
+  // A block of K, part by part: sums[rows, 32] (+)= a[rows, pairs] @ weights[pairs, 32]. Meanwhile
+  // what comes next is fetched.
+  SGL_MEMBER void multiply_parts(const KBlock& k, const float* a, const float* factors,
+                                 const packed_t* weights, bool start_sums, const packed_t* next,
+                                 float* sums) const {
+    const int64_t all = pairs(k);
+    for (int64_t begin = 0; begin < all; begin += part_pairs) {
+      const int64_t count = min_i64(part_pairs, all - begin);
+      const bool last = begin + count == all;
+      const packed_t* part = weights + begin * kPairElements;
+      const packed_t* behind = last ? next : part + count * kPairElements;
+      const PanelStep step{row_floats(count),
+                           count,
+                           begin == 0,
+                           panel,
+                           reinterpret_cast<const char*>(behind + ahead_pairs * kPairElements),
+                           tiles.ahead_bytes};
+      multiply_part(a + rows * row_floats(begin), factors, part, step, last, start_sums, sums);
+    }
+  }
+
+  // Goes on with the chains; those of the last part are added to the sums.
+  SGL_MEMBER void multiply_part(const float* a, const float* factors, const packed_t* weights,
+                                PanelStep step, bool last, bool start_sums, float* sums) const {
+    const float* ready = panel;
+    if constexpr (!Dot::kWords) ready = make_panel(weights, step.pairs);
+    RowSums out{factors, sums, start_sums};
+    const RowSums* from_registers = kChainsInRegisters<Dot> && last ? &out : nullptr;
+    float* tile_chains = chains;
+    for (int64_t tile = 0; tile < tiles.count; ++tile) {
+      const int64_t height = tiles.height + (tile < tiles.taller ? 1 : 0);
+      if constexpr (Dot::kWords) {
+        if (tile == 0) multiply_words(height, a, weights, step, from_registers);
+      }
+      if (!Dot::kWords || tile > 0) {
+        multiply_rows<Dot, kTileRows<Dot>, false>(height, a, ready, step, tile_chains,
+                                                  from_registers);
+      }
+      if (!kChainsInRegisters<Dot> && last) {
+        for (int64_t m = 0; m < height; ++m) {
+          Vec row[Dot::kVecs];
+          load_pair<Dot>(tile_chains, m, row);
+          add_row_sums<Dot>(row, out, m);
+        }
+      }
+      out.factors += height;
+      out.sums += height * kBlockN;
+      // A block in one part needs no chain for longer.
+      if (!(step.start && last)) tile_chains += height * kPanelPair<Dot>;
+      a += height * step.a_stride;
+      step.ahead += step.pairs * step.ahead_bytes;
+    }
+  }
+
+  // Packed bf16 pairs are a panel.
+  SGL_MEMBER const float* make_panel(const packed_t* weights, int64_t count) const {
+    if constexpr (std::is_same<packed_t, bf16_t>::value) {
+      return reinterpret_cast<const float*>(weights);
+    } else {
+      for (int64_t p = 0; p < count; ++p) make_pair<Dot>(weights, p, panel);
+      return panel;
+    }
+  }
+
+  // Where a weight is an instruction away from its f32, the first tile of rows makes the panel for
+  // the others on its way: from e4m3 codes as words, a few pairs after the other, so that they stay
+  // in L1.
+  SGL_MEMBER void multiply_words(int64_t height, const float* a, const packed_t* weights,
+                                 PanelStep step, const RowSums* out) const {
+    constexpr int64_t kMost = kSmallPanelPairs<Dot>;
+    for (int64_t left = step.pairs; left > 0; left -= kMost) {
+      step.pairs = min_i64(left, kMost);
+      const RowSums* part_out = left <= kMost ? out : nullptr;
+      if constexpr (std::is_same<packed_t, e4m3_t>::value) {
+        alignas(64) Word words[kMost * kPairElements];
+        make_words(weights, step.pairs, words);
+        multiply_rows<Dot, kTileRows<Dot>, true>(height, a, words, step, chains, part_out);
+      } else {
+        multiply_rows<Dot, kTileRows<Dot>, true>(height, a, weights, step, chains, part_out);
+      }
+      a += kMost * Dot::kChains;
+      weights += kMost * kPairElements;
+      step.start = false;
+      step.panel += kMost * kPanelPair<Dot>;
+      step.ahead += kMost * step.ahead_bytes;
+    }
   }
 };
 
@@ -361,14 +415,13 @@ static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t bloc
                     int64_t block_end, Scratch scratch) {
   using Product = PanelProduct<scalar_t, packed_t>;
   using Dot = typename Product::Dot;
-  constexpr int64_t kPanelFloats = Dot::kBlockK / 2 * Dot::kVecs * kLanes;
+  constexpr int64_t kPanelFloats = Dot::kBlockK / 2 * kPanelPair<Dot>;
   static_assert(2 * kPanelFloats <= kBlockN * kMaxBlockK, "two panels fit where one was asked for");
-  const Product product{args, static_cast<const scalar_t*>(args.mat1) + m0 * args.mat1_stride, m0,
-                        rows};
   const int64_t k_blocks = panel_block_count(args, Dot::kBlockK);
   // A few rows of mat1 are converted first, whole, and the weight is then read from end to end; of
   // many rows, as much as a cache holds.
-  const int64_t block_floats = product.padded_rows() * Product::kRowFloats;
+  const int64_t padded_rows = round_up(rows, Dot::kPadRows);
+  const int64_t block_floats = padded_rows * Product::kRowFloats;
   const int64_t fitting = Dot::kTiles ? kTileRunFloats / block_floats : 1;
   const int64_t run = args.M <= kSmallM ? k_blocks : min_i64(k_blocks, max_i64(1, fitting));
   const int64_t chunk = Dot::kTiles ? kTileChunkBlocks : kChunkBlocks;
@@ -381,7 +434,7 @@ static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t bloc
     }
     return;
   }
-  const int64_t sums_floats = product.padded_rows() * kBlockN;
+  const int64_t sums_floats = padded_rows * kBlockN;
   const int64_t all_sums = (waiting ? block_end - block_begin : 1) * sums_floats;
   float* a = Scratch::take<float>(&scratch, run * block_floats);
   float* factors = Scratch::take<float>(&scratch, Dot::kTiles ? 0 : run * rows);
@@ -389,10 +442,21 @@ static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t bloc
   float* sums = Scratch::take<float>(&scratch, all_sums);
   float* total = Scratch::take<float>(&scratch, all_sums);
   packed_t* gathered = Scratch::take<packed_t>(&scratch, 2 * kBlockN * kMaxBlockK);
+  float* chains = Scratch::take<float>(&scratch, Dot::kTiles ? 0 : rows * kPanelPair<Dot>);
+  const int64_t part_pairs = panel_pairs<Dot>(rows);
+  const Product product{args,
+                        static_cast<const scalar_t*>(args.mat1) + m0 * args.mat1_stride,
+                        m0,
+                        rows,
+                        part_pairs,
+                        row_tiles<Dot, packed_t>(rows),
+                        waiting ? 0 : part_pairs / 4,
+                        panels,
+                        chains};
 
   PanelPlace now{k_blocks, block_end - block_begin, run};
   PanelPlace next = now;
-  PanelMaker<Dot, packed_t> maker;
+  typename Product::Maker maker;
   int64_t odd = 0;
   const auto start_next = [&] {
     product.start(k_block_at<Dot>(args, next.run_begin + next.inside), block_begin + next.column,
@@ -413,13 +477,13 @@ static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t bloc
       }
     }
     const KBlock k = k_block_at<Dot>(args, now.run_begin + now.inside);
-    const float* panel = maker.finish();
+    const auto* weights = maker.finish();
     next.done() ? maker.stop() : start_next();
     const int64_t place = waiting ? now.column * sums_floats : 0;
     const SumsFlow flow{k.starts_segment, !now.begins_run(), !k.ends_segment && !now.ends_run()};
     product.template multiply<has_bias>(k, a + now.inside * block_floats,
                                         factors + now.inside * rows, block_begin + now.column,
-                                        panel, flow, maker, sums + place, total + place);
+                                        weights, flow, maker, sums + place, total + place);
   }
 }
 

@@ -40,7 +40,6 @@ struct DotF32 {
   static constexpr int kChains = 2;
   static constexpr int kVecs = kChains * kColumnVecs;
   static constexpr int kPlanes = 1;  // rows that one row of mat1 becomes
-  // A panel is 256 x 32 x 4 B = 32 KiB, and the part of it that rows pass over stays in L1.
   static constexpr int64_t kBlockK = 256;
   static constexpr int64_t kFlushPairs = kBlockK / 2;
   static constexpr int64_t kMostRows = kTinyRows;  // that tinygemm_kernel2 takes
@@ -137,11 +136,17 @@ using TinyDotFor = DotF32;
 
 #endif
 
-// The sum of an output vector's chains, which stand `step` vectors apart.
+// The sum of the chains of one vector of columns, which stand kColumnVecs vectors apart.
 template <typename Dot>
-SGL_INLINE Vec sum_of_chains(const Vec* chains, int step) {
+SGL_INLINE Vec sum_of_chains(const Vec* chains) {
   Vec sum = chains[0];
-  for (int chain = 1; chain < Dot::kChains; ++chain) sum = add(sum, chains[chain * step]);
+  for (int c = 1; c < Dot::kChains; ++c) sum = add(sum, chains[c * kColumnVecs]);
+  return sum;
+}
+template <typename Dot>
+SGL_INLINE Vec sum_of_chains(const float* chains) {
+  Vec sum = load(chains);
+  for (int c = 1; c < Dot::kChains; ++c) sum = add(sum, load(chains + c * kBlockN));
   return sum;
 }
 

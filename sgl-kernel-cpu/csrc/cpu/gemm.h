@@ -119,9 +119,11 @@ SGL_INLINE int64_t panel_scratch_bytes(const GemmArgs& args, int64_t element) {
       small ? kSmallM * panel_block_count(args, kMinBlockK) * 4 : kMaxBlockM * 4;
   const int64_t panels = kBlockN * kMaxBlockK * 4;
   const int64_t blocks = small ? 1 : min_i64(kTileChunkBlocks, div_up(args.N, kBlockN));
-  const int64_t sums = blocks * round_up(rows_per_block(args), 16) * kBlockN * 4;
+  const int64_t row_bytes = round_up(rows_per_block(args), 16) * kBlockN * 4;
+  const int64_t sums = blocks * row_bytes;
+  const int64_t chains = 2 * row_bytes;
   const int64_t gathered = 2 * kBlockN * kMaxBlockK * element;
-  return rows + round_up(factors, 64) + panels + 2 * sums + gathered;
+  return rows + round_up(factors, 64) + panels + chains + 2 * sums + gathered;
 }
 
 SGL_INLINE int64_t gemm_scratch_bytes(const GemmArgs& args) {

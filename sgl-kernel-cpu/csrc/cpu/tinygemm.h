@@ -2,8 +2,8 @@
 // Part of the GEMM family, compiled per tier.
 #pragma once
 
-#include "dot.h"
 #include "epilogue.h"
+#include "micro_kernel.h"
 #include "scratch.h"
 #include "weight_block.h"
 
@@ -26,67 +26,31 @@ struct TinyBlock {
   int64_t segment_blocks;  // blocks of kBlockK in a segment
 };
 
-// Vectors of a k pair whose sums `rows` rows keep in registers: all, or some of one chain.
-template <typename Dot>
-constexpr int vecs_at_once(int rows) {
-  const int most = kMicroRows * kMicroVecs / rows;
-  if (Dot::kVecs <= most) return Dot::kVecs;
-  int vecs = kColumnVecs;
-  while (vecs > most) vecs /= 2;
-  return vecs;
-}
-
-// acc[ROWS, kVecs] += a[ROWS, pairs] * weights[pairs, 32], from vector FIRST of a k pair on. The
-// weights were decoded from `b`; prefetches for it are spread over the products, so that requests
-// do not queue up.
-template <typename Dot, int ROWS, int FIRST, typename weight_t, typename packed_t>
-SGL_INLINE void accumulate(const float* a, int64_t a_stride, const weight_t* weights,
-                           const packed_t* b, int64_t pairs, Vec (*acc)[Dot::kVecs]) {
-  constexpr int kCount = vecs_at_once<Dot>(ROWS);
-  Vec sums[ROWS][kCount];
-  for (int m = 0; m < ROWS; ++m) {
-    for (int i = 0; i < kCount; ++i) sums[m][i] = acc[m][FIRST + i];
+// Asks for the packed weights that far ahead.
+template <typename packed_t>
+struct PackedAhead {
+  const packed_t* b;
+  template <int GROUP>
+  SGL_MEMBER void fetch(int64_t pair) const {
+    if constexpr (GROUP == 0) prefetch_pair(b + pair * kPairElements);
   }
-  for (int64_t p = 0; p < pairs; ++p) {
-    if constexpr (FIRST == 0) prefetch_pair(b + p * kPairElements);
-    Vec w[Dot::kVecs];
-    Dot::load_weights(weights + p * kPairElements, w);
-#pragma GCC unroll 8
-    for (int m = 0; m < ROWS; ++m) {
-      const float* x = a + m * a_stride + p * Dot::kChains;
-#pragma GCC unroll 16
-      for (int i = 0; i < kCount; ++i) {
-        const int vec = FIRST + i;
-        sums[m][i] = Dot::dot(set1(x[vec / kColumnVecs]), w[vec], sums[m][i]);
-      }
-    }
-  }
-  for (int m = 0; m < ROWS; ++m) {
-    for (int i = 0; i < kCount; ++i) acc[m][FIRST + i] = sums[m][i];
-  }
-  if constexpr (FIRST + kCount < Dot::kVecs) {
-    accumulate<Dot, ROWS, FIRST + kCount>(a, a_stride, weights, b, pairs, acc);
-  }
-}
+};
 
-// The same from the packed weight, in whichever form the policy multiplies.
-constexpr int64_t kChunkPairs = 16;  // of 8, 16 and 32 the best for 1 to 4 rows
+// Few enough for the processor to decode the next ones while it multiplies these.
+constexpr int64_t kChunkPairs = 8;
 
-template <typename Dot, int ROWS>
-SGL_INLINE void accumulate_packed(const float* a, int64_t a_stride, const bf16_t* b, int64_t pairs,
-                                  Vec (*acc)[Dot::kVecs]) {
-  accumulate<Dot, ROWS, 0>(a, a_stride, b, b, pairs, acc);
-}
-
-template <typename Dot, int ROWS>
-SGL_INLINE void accumulate_packed(const float* a, int64_t a_stride, const e4m3_t* b, int64_t pairs,
-                                  Vec (*acc)[Dot::kVecs]) {
-  if constexpr (Dot::kWords) {
+// chains[ROWS, kVecs] += a[ROWS, pairs] * b[pairs, 32], packed weights in whichever form the
+// policy multiplies.
+template <typename Dot, int ROWS, typename packed_t>
+SGL_INLINE void multiply_chunk(const float* a, int64_t a_stride, const packed_t* b, int64_t pairs,
+                               float* chains) {
+  const PackedAhead<packed_t> ahead{b};
+  if constexpr (Dot::kWords && std::is_same<packed_t, e4m3_t>::value) {
     alignas(64) Word words[kChunkPairs * kPairElements];
     codes_to_word_chunk(b, pairs, words);
-    accumulate<Dot, ROWS, 0>(a, a_stride, words, b, pairs, acc);
+    micro_kernel<Dot, ROWS, false>(a, a_stride, words, pairs, false, chains, nullptr, ahead);
   } else {
-    accumulate<Dot, ROWS, 0>(a, a_stride, b, b, pairs, acc);
+    micro_kernel<Dot, ROWS, false>(a, a_stride, b, pairs, false, chains, nullptr, ahead);
   }
 }
 
@@ -120,18 +84,15 @@ struct tinygemm_kernel_nn2 {
     const packed_t* b = block.b + segment * block.segment_pairs * kPairElements;
     for (int64_t p0 = 0; p0 < pairs; p0 += Dot::kFlushPairs) {
       const int64_t p1 = min_i64(p0 + Dot::kFlushPairs, pairs);
-      Vec acc[kRows][Dot::kVecs];
-      for (int r = 0; r < kRows; ++r) {
-        for (int i = 0; i < Dot::kVecs; ++i) acc[r][i] = zero();
-      }
+      alignas(64) float chains[kRows * Dot::kVecs * kLanes] = {};
       int64_t p = p0;
       for (; p + kChunkPairs <= p1; p += kChunkPairs) {
-        accumulate_packed<Dot, kRows>(a + p * Dot::kChains, block.a_stride, b + p * kPairElements,
-                                      kChunkPairs, acc);
+        multiply_chunk<Dot, kRows>(a + p * Dot::kChains, block.a_stride, b + p * kPairElements,
+                                   kChunkPairs, chains);
       }
       if (p < p1) {
-        accumulate_packed<Dot, kRows>(a + p * Dot::kChains, block.a_stride, b + p * kPairElements,
-                                      p1 - p, acc);
+        multiply_chunk<Dot, kRows>(a + p * Dot::kChains, block.a_stride, b + p * kPairElements,
+                                   p1 - p, chains);
       }
       const int64_t k_block = segment * block.segment_blocks + p0 / (Dot::kBlockK / 2);
       for (int m = 0; m < BLOCK_M; ++m) {
@@ -140,7 +101,8 @@ struct tinygemm_kernel_nn2 {
         for (int plane = 0; plane < Dot::kPlanes; ++plane) {
           for (int i = 0; i < kColumnVecs; ++i) {
             float* sum = sums + m * BLOCK_N + i * kLanes;
-            const Vec part = sum_of_chains<Dot>(acc[m * Dot::kPlanes + plane] + i, kColumnVecs);
+            const float* chain = chains + ((m * Dot::kPlanes + plane) * Dot::kVecs + i) * kLanes;
+            const Vec part = sum_of_chains<Dot>(chain);
             store(sum, add(load(sum), mul(part, factor)));
           }
         }

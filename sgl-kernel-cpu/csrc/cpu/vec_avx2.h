@@ -10,8 +10,8 @@ namespace SGL_TIER {
 
 using Vec = __m256;
 constexpr int kLanes = 8;
-// 6 x 2 accumulators + 2 weight vectors + 1 broadcast = 15 of 16 registers, and 12 independent
-// chains cover the 4-cycle latency of two FMA units.
+// 6 x 2 (or 4 x 3) accumulators + 2 (3) weight vectors + 1 broadcast: 15 (16) of 16 registers, and
+// 12 independent chains cover the 4-cycle latency of two FMA units.
 constexpr int kMicroRows = 6;
 constexpr int kMicroVecs = 2;
 
@@ -104,19 +104,16 @@ class NanWatch {
   SGL_MEMBER void see(const e4m3_t* codes) {
     for (int i = 0; i < 64; i += 32) {
       const __m256i c = load32(codes + i);
-      signed_max_ = _mm256_max_epi8(signed_max_, c);
-      unsigned_max_ = _mm256_max_epu8(unsigned_max_, c);
+      doubled_max_ = _mm256_max_epu8(doubled_max_, _mm256_add_epi8(c, c));
     }
   }
   SGL_MEMBER bool seen() const {
-    const __m256i positive = _mm256_cmpeq_epi8(signed_max_, _mm256_set1_epi8(0x7F));
-    const __m256i negative = _mm256_cmpeq_epi8(unsigned_max_, _mm256_set1_epi8(-1));
-    return _mm256_movemask_epi8(_mm256_or_si256(positive, negative)) != 0;
+    const __m256i nan = _mm256_cmpeq_epi8(doubled_max_, _mm256_set1_epi8(static_cast<char>(0xFE)));
+    return _mm256_movemask_epi8(nan) != 0;
   }
 
  private:
-  __m256i signed_max_ = _mm256_set1_epi8(-128);
-  __m256i unsigned_max_ = _mm256_setzero_si256();
+  __m256i doubled_max_ = _mm256_setzero_si256();
 };
 
 }  // namespace SGL_TIER

@@ -184,16 +184,23 @@ struct KBlock {
   bool ends;  // K
 };
 
-template <typename Dot>
-SGL_INLINE KBlock k_block_at(const GemmArgs& args, int64_t index) {
+// The index-th block of at most block_k elements.
+SGL_INLINE KBlock k_block_at(const GemmArgs& args, int64_t block_k, int64_t index) {
   const int64_t length = segment_length(args);
-  const int64_t per_segment = div_up(length, Dot::kBlockK);
+  const int64_t per_segment = div_up(length, block_k);
   const int64_t segment = index / per_segment;
-  const int64_t inside = (index - segment * per_segment) * Dot::kBlockK;
+  const int64_t inside = (index - segment * per_segment) * block_k;
   const int64_t end = min_i64(length, args.K - segment * length);
-  const int64_t depth = min_i64(Dot::kBlockK, end - inside);
+  const int64_t depth = min_i64(block_k, end - inside);
   const int64_t begin = segment * length + inside;
   return {begin, depth, segment, inside == 0, inside + depth == end, begin + depth == args.K};
+}
+
+// Elements of a block of K. Tiles sum in the same order whatever it is, so many rows, whose sums go
+// through memory with each block, take longer ones.
+template <typename Dot>
+SGL_INLINE int64_t block_length(int64_t rows) {
+  return Dot::kTiles && rows <= kBlockM ? kMinBlockK : Dot::kBlockK;
 }
 
 // What follows a product for rows whose sums are complete.
@@ -226,8 +233,6 @@ constexpr int64_t kConvertRows = 16;  // a row of tiles
 template <typename scalar_t, typename packed_t>
 struct PanelProduct {
   using Dot = DotFor<scalar_t>;
-  static constexpr int64_t kRowFloats = Dot::kBlockK / 2 * Dot::kChains * Dot::kPlanes;
-
   using Maker = PanelMaker<Dot, packed_t>;
 
   const GemmArgs& args;
@@ -246,7 +251,7 @@ struct PanelProduct {
     return round_up(div_up(k.depth, 2), Dot::kPadPairs);
   }
   // Of a converted row.
-  SGL_MEMBER int64_t row_floats(int64_t pairs) const { return pairs * Dot::kChains * Dot::kPlanes; }
+  SGL_INLINE int64_t row_floats(int64_t pairs) { return pairs * Dot::kChains * Dot::kPlanes; }
 
   // Rows [m0, m0 + count) of mat1 as the policy multiplies them, all rows of a part of K and then
   // those of the next, and what their sums are to be multiplied by. Rows that pad the last ones
@@ -417,11 +422,12 @@ static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t bloc
   using Dot = typename Product::Dot;
   constexpr int64_t kPanelFloats = Dot::kBlockK / 2 * kPanelPair<Dot>;
   static_assert(2 * kPanelFloats <= kBlockN * kMaxBlockK, "two panels fit where one was asked for");
-  const int64_t k_blocks = panel_block_count(args, Dot::kBlockK);
+  const int64_t block_k = block_length<Dot>(rows);
+  const int64_t k_blocks = panel_block_count(args, block_k);
   // A few rows of mat1 are converted first, whole, and the weight is then read from end to end; of
   // many rows, as much as a cache holds.
   const int64_t padded_rows = round_up(rows, Dot::kPadRows);
-  const int64_t block_floats = padded_rows * Product::kRowFloats;
+  const int64_t block_floats = padded_rows * Product::row_floats(block_k / 2);
   const int64_t fitting = Dot::kTiles ? kTileRunFloats / block_floats : 1;
   const int64_t run = args.M <= kSmallM ? k_blocks : min_i64(k_blocks, max_i64(1, fitting));
   const int64_t chunk = Dot::kTiles ? kTileChunkBlocks : kChunkBlocks;
@@ -459,8 +465,8 @@ static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t bloc
   typename Product::Maker maker;
   int64_t odd = 0;
   const auto start_next = [&] {
-    product.start(k_block_at<Dot>(args, next.run_begin + next.inside), block_begin + next.column,
-                  panels + (Dot::kTiles ? odd * kPanelFloats : 0),
+    product.start(k_block_at(args, block_k, next.run_begin + next.inside),
+                  block_begin + next.column, panels + (Dot::kTiles ? odd * kPanelFloats : 0),
                   gathered + odd * kBlockN * kMaxBlockK, &maker);
     odd = 1 - odd;
     next.step();
@@ -470,13 +476,13 @@ static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t bloc
     if (now.column == 0 && now.begins_run()) {
       for (int64_t m = 0; m < rows; m += kConvertRows) {
         for (int64_t i = 0; i < now.run(); ++i) {
-          product.convert(k_block_at<Dot>(args, now.run_begin + i), m,
+          product.convert(k_block_at(args, block_k, now.run_begin + i), m,
                           min_i64(kConvertRows, rows - m), a + i * block_floats,
                           factors + i * rows);
         }
       }
     }
-    const KBlock k = k_block_at<Dot>(args, now.run_begin + now.inside);
+    const KBlock k = k_block_at(args, block_k, now.run_begin + now.inside);
     const auto* weights = maker.finish();
     next.done() ? maker.stop() : start_next();
     const int64_t place = waiting ? now.column * sums_floats : 0;

@@ -4,13 +4,13 @@ Read bandwidth over memory in huge pages, bandwidth of a copy (bytes read plus b
 the multiply-add peak of the tier's instructions: float32, and bfloat16 pairs where it has them.
 """
 
-import mmap
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from memory import huge_pages
 from torch import Tensor
 from turn import take_turn
 
@@ -47,14 +47,6 @@ class Limits:
         return max(nbytes / self.read, flops / self.flops(dtype))
 
 
-def _huge(nbytes: int) -> Tensor:
-    # Shared memory, the default, would get no huge pages.
-    buffer = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        buffer.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(buffer, dtype=torch.float32).fill_(1.0)
-
-
 @dataclass
 class LimitProbe:
     """Takes samples of the limits; a run takes them between the methods that it times.
@@ -66,7 +58,8 @@ class LimitProbe:
     samples: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._source = _huge(self.nbytes).split(min(_READ_BYTES, self.nbytes) // 4)
+        source = huge_pages(self.nbytes).view(torch.float32).fill_(1.0)
+        self._source = source.split(min(_READ_BYTES, self.nbytes) // 4)
         self._target = torch.empty_like(self._source[0])
         self._steps: dict[bool, int] = {}
         self._next = 0

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from memory import huge_copies
 from method import Activations, Method
 from shapes import Shape
 from torch import Tensor
@@ -26,14 +27,11 @@ class Weights:
 
     def copies(self, weight: Tensor) -> list[Tensor]:
         """So many copies that a copy has left the caches when its turn comes again."""
-        return [weight.clone() for _ in range(self._count(weight))]
+        return huge_copies(weight, max(1, min(256, -(-self.rotated_bytes // weight.nbytes))))
 
     def packed_copies(self, weight: Tensor) -> list[Tensor]:
-        """The same, packed: each where the op puts it, which asks for huge pages."""
-        return [sgl_kernel.convert_weight_packed(weight) for _ in range(self._count(weight))]
-
-    def _count(self, weight: Tensor) -> int:
-        return max(1, min(256, -(-self.rotated_bytes // weight.nbytes)))
+        """The same, packed."""
+        return self.copies(sgl_kernel.convert_weight_packed(weight))
 
 
 def make_weights(shape: Shape, rotated_bytes: int) -> Weights:

@@ -63,8 +63,8 @@ TIERS = (
     Tier("avx512_bf16", (_ZEN_4, _SAPPHIRE_RAPIDS), 16.0, 105.0),
     Tier("avx512", (_SKYLAKE_SERVER, _SAPPHIRE_RAPIDS, _ZEN_4), 15.5, 180.0),
     Tier("avx2", (_SKYLAKE, _HASWELL, _ZEN_4), 28.0, 375.0),
-    Tier("neon_bf16", (_NEOVERSE_V2,), 35.0, 400.0, "max"),
-    Tier("neon", (_NEOVERSE_V2,), 50.0, 700.0, "cortex-a72"),
+    Tier("neon_bf16", (_NEOVERSE_V2,), 39.0, 370.0, "max"),
+    Tier("neon", (_NEOVERSE_V2,), 50.0, 630.0, "cortex-a72"),
 )
 
 # Published throughputs of tile instructions (Intel, Optimization Reference Manual, chapter on AMX):

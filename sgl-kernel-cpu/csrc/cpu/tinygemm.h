@@ -36,8 +36,12 @@ struct PackedAhead {
   }
 };
 
-// Few enough for the processor to decode the next ones while it multiplies these.
-constexpr int64_t kChunkPairs = 8;
+// Pairs of a chunk: of words, few enough for the processor to decode the next ones while it
+// multiplies these.
+template <typename Dot, typename packed_t>
+constexpr bool kMakesWords = Dot::kWords && std::is_same<packed_t, e4m3_t>::value;
+template <typename Dot, typename packed_t>
+constexpr int64_t kChunkPairs = kMakesWords<Dot, packed_t> ? 8 : 32;
 
 // chains[ROWS, kVecs] += a[ROWS, pairs] * b[pairs, 32], packed weights in whichever form the
 // policy multiplies.
@@ -45,8 +49,8 @@ template <typename Dot, int ROWS, typename packed_t>
 SGL_INLINE void multiply_chunk(const float* a, int64_t a_stride, const packed_t* b, int64_t pairs,
                                float* chains) {
   const PackedAhead<packed_t> ahead{b};
-  if constexpr (Dot::kWords && std::is_same<packed_t, e4m3_t>::value) {
-    alignas(64) Word words[kChunkPairs * kPairElements];
+  if constexpr (kMakesWords<Dot, packed_t>) {
+    alignas(64) Word words[kChunkPairs<Dot, packed_t> * kPairElements];
     codes_to_word_chunk(b, pairs, words);
     micro_kernel<Dot, ROWS, false>(a, a_stride, words, pairs, false, chains, nullptr, ahead);
   } else {
@@ -85,10 +89,11 @@ struct tinygemm_kernel_nn2 {
     for (int64_t p0 = 0; p0 < pairs; p0 += Dot::kFlushPairs) {
       const int64_t p1 = min_i64(p0 + Dot::kFlushPairs, pairs);
       alignas(64) float chains[kRows * Dot::kVecs * kLanes] = {};
+      constexpr int64_t kChunk = kChunkPairs<Dot, packed_t>;
       int64_t p = p0;
-      for (; p + kChunkPairs <= p1; p += kChunkPairs) {
+      for (; p + kChunk <= p1; p += kChunk) {
         multiply_chunk<Dot, kRows>(a + p * Dot::kChains, block.a_stride, b + p * kPairElements,
-                                   kChunkPairs, chains);
+                                   kChunk, chains);
       }
       if (p < p1) {
         multiply_chunk<Dot, kRows>(a + p * Dot::kChains, block.a_stride, b + p * kPairElements,

@@ -150,7 +150,7 @@ SGL_INLINE Vec sum_of_chains(const float* chains) {
   return sum;
 }
 
-// brgemm.h instantiates this name on every tier; only tile tiers call it.
+// panel_product.h instantiates this name on every tier; only tile tiers call it.
 #if !defined(SGL_TIER_AMX)
 template <int PLANES, typename Next, typename Flow, typename Finish>
 void multiply_tiles(const float* a, const float* panel, int64_t pairs, int64_t rows, Flow flow,

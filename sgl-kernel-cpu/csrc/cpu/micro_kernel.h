@@ -7,11 +7,13 @@
 namespace sgl_kernel {
 namespace SGL_TIER {
 
-// Vectors of a k pair whose sums `rows` rows keep in registers: groups of as many as fit, and as
-// large as each other.
+constexpr int kMicroSums = kMicroRows * kMicroVecs;
+
+// Vectors of a k pair whose sums `rows` rows keep in registers, `sums` in all: groups of as many as
+// fit, and as large as each other.
 template <typename Dot>
-constexpr int group_vecs(int rows) {
-  const int most = kMicroRows * kMicroVecs / rows;
+constexpr int group_vecs(int rows, int sums = kMicroSums) {
+  const int most = sums / rows;
   const int groups = (Dot::kVecs + most - 1) / most;
   return (Dot::kVecs + groups - 1) / groups;
 }
@@ -36,6 +38,19 @@ SGL_INLINE void load_pair(const weight_t* packed, int64_t pair, Vec* weights) {
   Dot::load_weights(packed + pair * kPairElements, weights);
 }
 
+// One vector of it, of weights whose vectors can be loaded alone.
+template <typename Dot>
+SGL_INLINE Vec load_vec(const float* panel, int64_t pair, int i) {
+  return load(panel + pair * kPanelPair<Dot> + i * kLanes);
+}
+template <typename Dot>
+SGL_INLINE Vec load_vec(const Word* words, int64_t pair, int i) {
+  return load_act(words + pair * kPairElements + i * kLanes);
+}
+template <typename weight_t>
+constexpr bool kVecsAlone =
+    std::is_same<weight_t, float>::value || std::is_same<weight_t, Word>::value;
+
 // Where the sums of chains go: sums[rows, 32] (+)= them, times the rows' factors.
 struct RowSums {
   const float* factors;
@@ -54,16 +69,58 @@ SGL_INLINE void add_row_sums(const Vec* chains, const RowSums& out, int64_t row)
   }
 }
 
+// sums[ROWS][COUNT] += a k pair's products, its vectors from FIRST on. Where the weights would take
+// the last registers, the rows' elements, which are fewer, wait in registers instead. KEEP: the
+// weights become a panel.
+template <typename Dot, int ROWS, int FIRST, int COUNT, bool KEEP, typename weight_t>
+SGL_INLINE void multiply_pair(const float* a, int64_t a_stride, const weight_t* weights,
+                              int64_t pair, float* panel, Vec (*sums)[COUNT]) {
+  a += pair * Dot::kChains;
+  panel += pair * kPanelPair<Dot>;
+  constexpr bool kCrowded = ROWS * COUNT + COUNT >= kMicroSums;
+  if constexpr (kVecsAlone<weight_t> && kCrowded && ROWS < COUNT) {
+    Vec x[ROWS];
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT; ++i) {
+      const int vec = FIRST + i;
+      if (i == 0 || vec % kColumnVecs == 0) {
+#pragma GCC unroll 16
+        for (int m = 0; m < ROWS; ++m) x[m] = set1(a[m * a_stride + vec / kColumnVecs]);
+      }
+      const Vec w = load_vec<Dot>(weights, pair, vec);
+      if constexpr (KEEP) store(panel + vec * kLanes, w);
+#pragma GCC unroll 16
+      for (int m = 0; m < ROWS; ++m) sums[m][i] = Dot::dot(x[m], w, sums[m][i]);
+    }
+  } else {
+    Vec w[Dot::kVecs];
+    load_pair<Dot>(weights, pair, w);
+    if constexpr (KEEP) {
+#pragma GCC unroll 16
+      for (int i = FIRST; i < FIRST + COUNT; ++i) store(panel + i * kLanes, w[i]);
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < ROWS; ++m) {
+#pragma GCC unroll 16
+      for (int i = 0; i < COUNT; ++i) {
+        const Vec x = set1(a[m * a_stride + (FIRST + i) / kColumnVecs]);
+        sums[m][i] = Dot::dot(x, w[FIRST + i], sums[m][i]);
+      }
+    }
+  }
+}
+
 // chains[ROWS, kVecs] (+)= a[ROWS, pairs] * weights[pairs, 32], group by group from vector FIRST
-// on. KEEP: the weights become a panel on the way. `ahead.fetch<group>(pair)` asks for what comes
-// next; spread over the products, requests do not queue up.
-// `out`: where chains end instead that are all in registers.
+// on. KEEP: the weights become a panel on the way. `ahead->work<group>(pair)` does something for
+// what comes next, spread over the products: requests do not queue up, and idle units have work.
+// Ahead::kSums: accumulators that it leaves; kUnroll: pairs of a pass of the loop, 1 or 2. `out`:
+// where chains end instead that are all in registers.
 template <typename Dot, int ROWS, bool KEEP, int FIRST = 0, typename weight_t, typename Ahead>
 SGL_INLINE void micro_kernel(const float* a, int64_t a_stride, const weight_t* weights,
-                             int64_t pairs, bool start, float* chains, float* panel,
-                             const Ahead& ahead, const RowSums* out = nullptr) {
-  constexpr int kCount =
-      group_vecs<Dot>(ROWS) < Dot::kVecs - FIRST ? group_vecs<Dot>(ROWS) : Dot::kVecs - FIRST;
+                             int64_t pairs, bool start, float* chains, float* panel, Ahead* ahead,
+                             const RowSums* out = nullptr) {
+  constexpr int kGroup = group_vecs<Dot>(ROWS, Ahead::kSums);
+  constexpr int kCount = kGroup < Dot::kVecs - FIRST ? kGroup : Dot::kVecs - FIRST;
   Vec sums[ROWS][kCount];
 #pragma GCC unroll 16
   for (int m = 0; m < ROWS; ++m) {
@@ -72,26 +129,17 @@ SGL_INLINE void micro_kernel(const float* a, int64_t a_stride, const weight_t* w
       sums[m][i] = start ? zero() : load(chains + m * kPanelPair<Dot> + (FIRST + i) * kLanes);
     }
   }
-  // Unrolled, it spills sums, and short loops ask for all lines at once.
-#pragma GCC unroll 1
-  for (int64_t p = 0; p < pairs; ++p) {
-    ahead.template fetch<FIRST / group_vecs<Dot>(ROWS)>(p);
-    Vec w[Dot::kVecs];
-    load_pair<Dot>(weights, p, w);
-    if constexpr (KEEP) {
-#pragma GCC unroll 16
-      for (int i = FIRST; i < FIRST + kCount; ++i) {
-        store(panel + p * kPanelPair<Dot> + i * kLanes, w[i]);
-      }
+  if constexpr (Ahead::kUnroll == 2) {
+#pragma GCC unroll 2
+    for (int64_t p = 0; p < pairs; ++p) {
+      ahead->template work<FIRST / kGroup>(p);
+      multiply_pair<Dot, ROWS, FIRST, kCount, KEEP>(a, a_stride, weights, p, panel, sums);
     }
-#pragma GCC unroll 16
-    for (int m = 0; m < ROWS; ++m) {
-      const float* x = a + m * a_stride + p * Dot::kChains;
-#pragma GCC unroll 16
-      for (int i = 0; i < kCount; ++i) {
-        const int vec = FIRST + i;
-        sums[m][i] = Dot::dot(set1(x[vec / kColumnVecs]), w[vec], sums[m][i]);
-      }
+  } else {
+#pragma GCC unroll 1
+    for (int64_t p = 0; p < pairs; ++p) {
+      ahead->template work<FIRST / kGroup>(p);
+      multiply_pair<Dot, ROWS, FIRST, kCount, KEEP>(a, a_stride, weights, p, panel, sums);
     }
   }
   if constexpr (kCount == Dot::kVecs) {

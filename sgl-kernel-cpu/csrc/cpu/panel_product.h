@@ -109,8 +109,10 @@ struct PanelAhead {
   const char* from;
   int64_t step;
   int64_t pairs;
+  static constexpr int kSums = kMicroSums;
+  static constexpr int kUnroll = kMicroUnroll;
   template <int GROUP>
-  SGL_MEMBER void fetch(int64_t pair) const {
+  SGL_MEMBER void work(int64_t pair) const {
     __builtin_prefetch(from + (GROUP * pairs + pair) * step);
   }
 };
@@ -122,7 +124,7 @@ constexpr int kTileRows = kMicroRows * (kMicroVecs > Dot::kVecs ? kMicroVecs / D
 // A call, so that its constants take no registers from the products.
 static inline __attribute__((noinline)) void make_words(const e4m3_t* codes, int64_t pairs,
                                                         Word* words) {
-  codes_to_word_chunk(codes, pairs, words);
+  WordMaker(codes, words).finish(0, pairs);
 }
 
 // What a tile of rows is multiplied by.
@@ -141,8 +143,9 @@ SGL_INLINE void multiply_rows(int64_t rows, const float* a, const weight_t* weig
                               const PanelStep& step, float* chains, const RowSums* out) {
   if (rows == ROWS) {
     const int64_t bytes = div_up(step.ahead_bytes, group_count<Dot>(ROWS));
+    PanelAhead ahead{step.ahead, bytes, step.pairs};
     micro_kernel<Dot, ROWS, KEEP>(a, step.a_stride, weights, step.pairs, step.start, chains,
-                                  step.panel, PanelAhead{step.ahead, bytes, step.pairs}, out);
+                                  step.panel, &ahead, out);
   } else if constexpr (ROWS > 1) {
     multiply_rows<Dot, ROWS - 1, KEEP>(rows, a, weights, step, chains, out);
   }

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "epilogue.h"
-#include "micro_kernel.h"
 #include "scratch.h"
+#include "tiny_products.h"
 #include "weight_block.h"
 
 namespace sgl_kernel {
@@ -19,61 +19,35 @@ struct TinyBlock {
   int64_t a_segment;
   const float* row_factors;  // [rows, blocks]: what a row's sums of a block of K are multiplied by
   const packed_t* b;         // [pairs, 32, 2]
+  const packed_t* next_b;    // of the block that follows, or null
   int64_t n0;                // first column of the block
   int64_t segments;
   int64_t segment_pairs;  // pairs of every segment but the last
   int64_t last_pairs;
   int64_t segment_blocks;  // blocks of kBlockK in a segment
-};
 
-// Asks for the packed weights that far ahead.
-template <typename packed_t>
-struct PackedAhead {
-  const packed_t* b;
-  template <int GROUP>
-  SGL_MEMBER void fetch(int64_t pair) const {
-    if constexpr (GROUP == 0) prefetch_pair(b + pair * kPairElements);
+  SGL_MEMBER int64_t pairs(int64_t segment) const {
+    return segment + 1 == segments ? last_pairs : segment_pairs;
   }
 };
-
-// Pairs of a chunk: of words, few enough for the processor to decode the next ones while it
-// multiplies these.
-template <typename Dot, typename packed_t>
-constexpr bool kMakesWords = Dot::kWords && std::is_same<packed_t, e4m3_t>::value;
-template <typename Dot, typename packed_t>
-constexpr int64_t kChunkPairs = kMakesWords<Dot, packed_t> ? 8 : 32;
-
-// chains[ROWS, kVecs] += a[ROWS, pairs] * b[pairs, 32], packed weights in whichever form the
-// policy multiplies.
-template <typename Dot, int ROWS, typename packed_t>
-SGL_INLINE void multiply_chunk(const float* a, int64_t a_stride, const packed_t* b, int64_t pairs,
-                               float* chains) {
-  const PackedAhead<packed_t> ahead{b};
-  if constexpr (kMakesWords<Dot, packed_t>) {
-    alignas(64) Word words[kChunkPairs<Dot, packed_t> * kPairElements];
-    codes_to_word_chunk(b, pairs, words);
-    micro_kernel<Dot, ROWS, false>(a, a_stride, words, pairs, false, chains, nullptr, ahead);
-  } else {
-    micro_kernel<Dot, ROWS, false>(a, a_stride, b, pairs, false, chains, nullptr, ahead);
-  }
-}
 
 // BLOCK_M rows times BLOCK_N columns over the whole K.
 template <typename scalar_t, typename packed_t, bool has_bias, int BLOCK_M, int BLOCK_N>
 struct tinygemm_kernel_nn2 {
   using Dot = TinyDotFor<scalar_t>;
   static constexpr int kRows = BLOCK_M * Dot::kPlanes;
-  static_assert(BLOCK_N == kBlockN, "a k pair of the packed weight is one block of columns");
+  using Products = TinyProducts<Dot, kRows, packed_t>;
+  static_assert(BLOCK_N == kBlockN, "a k pair of the packed weights is one block of columns");
 
-  SGL_INLINE void apply(const GemmArgs& args, const TinyBlock<packed_t>& block) {
+  SGL_INLINE void apply(const GemmArgs& args, const TinyBlock<packed_t>& block,
+                        Products* products) {
     alignas(64) float total[BLOCK_M * BLOCK_N];
     for (int64_t s = 0; s < block.segments; ++s) {
-      const bool last = s + 1 == block.segments;
-      alignas(64) float sums[BLOCK_M * BLOCK_N] = {};
+      alignas(64) float sums[BLOCK_M * BLOCK_N];
       alignas(64) float scale[kBlockN];
-      multiply_segment(block, s, last ? block.last_pairs : block.segment_pairs, sums);
+      multiply_segment(block, s, products, sums);
       load_scales(args, block.n0, s, scale);
-      if (last) {
+      if (s + 1 == block.segments) {
         const LastSegment of{sums, scale, s == 0 ? nullptr : total};
         copy_add_stub<has_bias>(args, of, 0, BLOCK_M, block.n0);
       } else {
@@ -82,55 +56,54 @@ struct tinygemm_kernel_nn2 {
     }
   }
 
-  SGL_INLINE void multiply_segment(const TinyBlock<packed_t>& block, int64_t segment, int64_t pairs,
-                                   float* sums) {
+ private:
+  // The pairs from p0 of a segment on whose chains are summed at once; behind a segment, the next
+  // one's first, behind the last, those of the next block.
+  SGL_INLINE PairRun<packed_t> run_at(const TinyBlock<packed_t>& block, int64_t segment,
+                                      int64_t p0) {
+    const packed_t* b = block.b;
+    if (p0 >= block.pairs(segment)) {
+      p0 = 0;
+      if (++segment == block.segments) {
+        segment = 0;
+        b = block.next_b;
+        if (b == nullptr) return {nullptr, 0};
+      }
+    }
+    return {b + (segment * block.segment_pairs + p0) * kPairElements,
+            min_i64(Dot::kFlushPairs, block.pairs(segment) - p0)};
+  }
+
+  SGL_INLINE void multiply_segment(const TinyBlock<packed_t>& block, int64_t segment,
+                                   Products* products, float* sums) {
     const float* a = block.a + segment * block.a_segment;
-    const packed_t* b = block.b + segment * block.segment_pairs * kPairElements;
-    for (int64_t p0 = 0; p0 < pairs; p0 += Dot::kFlushPairs) {
-      const int64_t p1 = min_i64(p0 + Dot::kFlushPairs, pairs);
-      alignas(64) float chains[kRows * Dot::kVecs * kLanes] = {};
-      constexpr int64_t kChunk = kChunkPairs<Dot, packed_t>;
-      int64_t p = p0;
-      for (; p + kChunk <= p1; p += kChunk) {
-        multiply_chunk<Dot, kRows>(a + p * Dot::kChains, block.a_stride, b + p * kPairElements,
-                                   kChunk, chains);
-      }
-      if (p < p1) {
-        multiply_chunk<Dot, kRows>(a + p * Dot::kChains, block.a_stride, b + p * kPairElements,
-                                   p1 - p, chains);
-      }
-      const int64_t k_block = segment * block.segment_blocks + p0 / (Dot::kBlockK / 2);
-      for (int m = 0; m < BLOCK_M; ++m) {
-        const Vec factor =
-            set1(block.row_factors[m * block.segments * block.segment_blocks + k_block]);
-        for (int plane = 0; plane < Dot::kPlanes; ++plane) {
-          for (int i = 0; i < kColumnVecs; ++i) {
-            float* sum = sums + m * BLOCK_N + i * kLanes;
-            const float* chain = chains + ((m * Dot::kPlanes + plane) * Dot::kVecs + i) * kLanes;
-            const Vec part = sum_of_chains<Dot>(chain);
-            store(sum, add(load(sum), mul(part, factor)));
-          }
+    PairRun<packed_t> now = run_at(block, segment, 0);
+    for (int64_t p0 = 0; p0 < block.pairs(segment); p0 += Dot::kFlushPairs) {
+      const PairRun<packed_t> next = run_at(block, segment, p0 + now.pairs);
+      alignas(64) float chains[kRows * Dot::kVecs * kLanes];
+      products->multiply(a + p0 * Dot::kChains, block.a_stride, now, next, chains);
+      add_chains(block, segment * block.segment_blocks + p0 / (Dot::kBlockK / 2), p0 == 0, chains,
+                 sums);
+      now = next;
+    }
+  }
+
+  SGL_INLINE void add_chains(const TinyBlock<packed_t>& block, int64_t k_block, bool start,
+                             const float* chains, float* sums) {
+    for (int m = 0; m < BLOCK_M; ++m) {
+      const Vec factor =
+          set1(block.row_factors[m * block.segments * block.segment_blocks + k_block]);
+      for (int plane = 0; plane < Dot::kPlanes; ++plane) {
+        for (int i = 0; i < kColumnVecs; ++i) {
+          float* sum = sums + m * BLOCK_N + i * kLanes;
+          const float* chain = chains + ((m * Dot::kPlanes + plane) * Dot::kVecs + i) * kLanes;
+          const Vec before = start && plane == 0 ? zero() : load(sum);
+          store(sum, add(before, mul(sum_of_chains<Dot>(chain), factor)));
         }
       }
     }
   }
 };
-
-// One block of 32 columns for all rows, 1 <= M <= kTinyRows.
-template <typename scalar_t, typename packed_t, bool has_bias>
-SGL_INLINE void tinygemm_kernel2(const GemmArgs& args, const TinyBlock<packed_t>& block) {
-  static_assert(kTinyRows == 4, "one case per row count");
-  switch (args.M) {
-    case 1:
-      return tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 1, kBlockN>::apply(args, block);
-    case 2:
-      return tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 2, kBlockN>::apply(args, block);
-    case 3:
-      return tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 3, kBlockN>::apply(args, block);
-    case 4:
-      return tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, 4, kBlockN>::apply(args, block);
-  }
-}
 
 // Converts one row, all segments and blocks of K, and says what its sums are to be multiplied by.
 template <typename Dot, typename scalar_t, typename packed_t>
@@ -147,6 +120,59 @@ SGL_INLINE void convert_tiny_row(const GemmArgs& args, const TinyBlock<packed_t>
                        a + s * block.a_segment + k / 2 * Dot::kChains, block.a_stride);
       factors[s * block.segment_blocks + k / Dot::kBlockK] = factor_of_row<Dot, packed_t>(scale);
     }
+  }
+}
+
+// The weights of one block of 32 columns, all segments; gathered into scratch unless they stand so
+// in the packed weight.
+template <typename packed_t>
+SGL_INLINE const packed_t* tiny_weights(const GemmArgs& args, const TinyBlock<packed_t>& block,
+                                        packed_t* gathered) {
+  const int64_t segment = segment_length(args);
+  // With even lengths the segments stand one after the other in the packed weight, too.
+  if (block.segments == 1 || (segment % 2 == 0 && args.K % 2 == 0)) {
+    return weight_block<packed_t>(args, block.n0, 0, args.K, gathered);
+  }
+  for (int64_t s = 0; s < block.segments; ++s) {
+    const int64_t depth = min_i64(segment, args.K - s * segment);
+    packed_t* piece = gathered + s * block.segment_pairs * kPairElements;
+    const packed_t* b = weight_block<packed_t>(args, block.n0, s * segment, depth, piece);
+    if (b != piece) memcpy(piece, b, round_up(depth, 2) * kBlockN * sizeof(packed_t));
+  }
+  return gathered;
+}
+
+// All column blocks of `tasks` for BLOCK_M rows.
+template <typename scalar_t, typename packed_t, bool has_bias, int BLOCK_M>
+static void tinygemm_columns(const GemmArgs& args, TaskRange tasks, TinyBlock<packed_t> block,
+                             packed_t* gathered) {
+  using Kernel = tinygemm_kernel_nn2<scalar_t, packed_t, has_bias, BLOCK_M, kBlockN>;
+  typename Kernel::Products products;
+  for (int64_t task = tasks.begin; task < tasks.end; ++task) {
+    block.n0 = task * kBlockN;
+    block.b = tiny_weights(args, block, gathered);
+    // What is gathered is not there yet.
+    const bool follows =
+        block.b != gathered && task + 1 < tasks.end && block.n0 + 2 * kBlockN <= args.N;
+    block.next_b = follows ? block.b + kBlockN * args.K : nullptr;
+    Kernel::apply(args, block, &products);
+  }
+}
+
+// The same for 1 <= M <= kTinyRows.
+template <typename scalar_t, typename packed_t, bool has_bias>
+SGL_INLINE void tinygemm_kernel2(const GemmArgs& args, TaskRange tasks,
+                                 const TinyBlock<packed_t>& block, packed_t* gathered) {
+  static_assert(kTinyRows == 4, "one case per row count");
+  switch (args.M) {
+    case 1:
+      return tinygemm_columns<scalar_t, packed_t, has_bias, 1>(args, tasks, block, gathered);
+    case 2:
+      return tinygemm_columns<scalar_t, packed_t, has_bias, 2>(args, tasks, block, gathered);
+    case 3:
+      return tinygemm_columns<scalar_t, packed_t, has_bias, 3>(args, tasks, block, gathered);
+    case 4:
+      return tinygemm_columns<scalar_t, packed_t, has_bias, 4>(args, tasks, block, gathered);
   }
 }
 
@@ -173,23 +199,7 @@ static void tinygemm_blocks(const GemmArgs& args, TaskRange tasks, Scratch scrat
         args, block, static_cast<const scalar_t*>(args.mat1) + m * args.mat1_stride,
         a + m * Dot::kPlanes * block.a_stride, factors + m * block.segments * block.segment_blocks);
   }
-  // With even lengths the segments stand one after the other in the packed weight, too.
-  const bool one_piece = block.segments == 1 || (segment % 2 == 0 && args.K % 2 == 0);
-  for (int64_t task = tasks.begin; task < tasks.end; ++task) {
-    block.n0 = task * kBlockN;
-    if (one_piece) {
-      block.b = weight_block<packed_t>(args, block.n0, 0, args.K, gathered);
-    } else {
-      for (int64_t s = 0; s < block.segments; ++s) {
-        const int64_t depth = min_i64(segment, args.K - s * segment);
-        packed_t* piece = gathered + s * block.segment_pairs * kPairElements;
-        const packed_t* b = weight_block<packed_t>(args, block.n0, s * segment, depth, piece);
-        if (b != piece) memcpy(piece, b, round_up(depth, 2) * kBlockN * sizeof(packed_t));
-      }
-      block.b = gathered;
-    }
-    tinygemm_kernel2<scalar_t, packed_t, has_bias>(args, block);
-  }
+  tinygemm_kernel2<scalar_t, packed_t, has_bias>(args, tasks, block, gathered);
 }
 
 }  // namespace SGL_TIER

@@ -3,6 +3,8 @@
 // A tier header defines, inside namespace sgl_kernel::SGL_TIER and with internal linkage:
 //   Vec, kLanes                 f32 vector and its width
 //   kMicroRows, kMicroVecs      the register tile of the panel kernel (rows x vectors)
+//   kMicroUnroll                k pairs of a pass of its loop
+//   kSumsBesideWords            the tile in vectors where words are made in the same loop
 //   zero, set1, load, store, add, mul, fma
 //   load_act(const bf16_t* | const fp16_t*)   kLanes activations, or weight words, as f32
 //   even_k, odd_k               one k of each of kLanes bf16 pairs (moved as bits), as f32

@@ -14,6 +14,10 @@ constexpr int kLanes = 8;
 // 12 independent chains cover the 4-cycle latency of two FMA units.
 constexpr int kMicroRows = 6;
 constexpr int kMicroVecs = 2;
+// Two pairs a pass: counting then takes fewer of the ports that multiply.
+constexpr int kMicroUnroll = 2;
+// Accumulators that leave registers to make words in the same loop.
+constexpr int kSumsBesideWords = 9;
 
 SGL_INLINE Vec zero() {
   return _mm256_setzero_ps();
@@ -82,30 +86,11 @@ SGL_INLINE Vec odd_k(Vec pairs) {
 struct Word : fp16_t {};
 constexpr float kWordScale = 256.f;
 
-// 32 pairs of codes to words: 32 even k, then 32 odd k. A multiplication by 128 and 0 (or 0 and
-// 128) picks one code of each pair, extends its sign and shifts it, all at once.
-SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
-  const __m256i even = _mm256_set1_epi16(0x0080);
-  const __m256i odd = _mm256_set1_epi16(static_cast<short>(0x8000));
-  const __m256i fields = _mm256_set1_epi16(static_cast<short>(0xBF80));
-  const auto store_words = [&](Word* to, __m256i shifted) {
-    _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_and_si256(shifted, fields));
-  };
-  for (int i = 0; i < 32; i += 16) {
-    const __m256i c = load32(codes + 2 * i);
-    store_words(words + i, _mm256_maddubs_epi16(even, c));
-    store_words(words + 32 + i, _mm256_maddubs_epi16(odd, c));
-  }
-}
-
 // Remembers whether one of the codes it has seen is NaN (0x7F or 0xFF).
 class NanWatch {
  public:
-  SGL_MEMBER void see(const e4m3_t* codes) {
-    for (int i = 0; i < 64; i += 32) {
-      const __m256i c = load32(codes + i);
-      doubled_max_ = _mm256_max_epu8(doubled_max_, _mm256_add_epi8(c, c));
-    }
+  SGL_MEMBER void see(__m256i codes) {
+    doubled_max_ = _mm256_max_epu8(doubled_max_, _mm256_add_epi8(codes, codes));
   }
   SGL_MEMBER bool seen() const {
     const __m256i nan = _mm256_cmpeq_epi8(doubled_max_, _mm256_set1_epi8(static_cast<char>(0xFE)));
@@ -115,6 +100,23 @@ class NanWatch {
  private:
   __m256i doubled_max_ = _mm256_setzero_si256();
 };
+
+// 32 pairs of codes to words: 32 even k, then 32 odd k. A multiplication by 128 and 0 (or 0 and
+// 128) picks one code of each pair, extends its sign and shifts it, all at once.
+SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words, NanWatch* watch) {
+  const __m256i even = _mm256_set1_epi16(0x0080);
+  const __m256i odd = _mm256_set1_epi16(static_cast<short>(0x8000));
+  const __m256i fields = _mm256_set1_epi16(static_cast<short>(0xBF80));
+  const auto store_words = [&](Word* to, __m256i shifted) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_and_si256(shifted, fields));
+  };
+  for (int i = 0; i < 32; i += 16) {
+    const __m256i c = load32(codes + 2 * i);
+    watch->see(c);
+    store_words(words + i, _mm256_maddubs_epi16(even, c));
+    store_words(words + 32 + i, _mm256_maddubs_epi16(odd, c));
+  }
+}
 
 }  // namespace SGL_TIER
 }  // namespace sgl_kernel

@@ -15,6 +15,8 @@ constexpr int kLanes = 16;
 // 6 x 4 accumulators + 4 weight vectors + 2 broadcasts: 30 of 32 registers.
 constexpr int kMicroRows = 6;
 constexpr int kMicroVecs = 4;
+constexpr int kMicroUnroll = 1;
+constexpr int kSumsBesideWords = kMicroRows * kMicroVecs;
 
 SGL_INLINE Vec zero() {
   return _mm512_setzero_ps();
@@ -78,32 +80,29 @@ SGL_INLINE Vec odd_k(Vec pairs) {
 struct Word : fp16_t {};
 constexpr float kWordScale = 256.f;
 
-SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
+// Remembers whether one of the codes it has seen is NaN (0x7F or 0xFF).
+class NanWatch {
+ public:
+  SGL_MEMBER void see(__m512i codes) {
+    doubled_max_ = _mm512_max_epu8(doubled_max_, _mm512_add_epi8(codes, codes));
+  }
+  SGL_MEMBER bool seen() const {
+    return _mm512_cmpeq_epi8_mask(doubled_max_, _mm512_set1_epi8(static_cast<char>(0xFE))) != 0;
+  }
+
+ private:
+  __m512i doubled_max_ = _mm512_setzero_si512();
+};
+
+SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words, NanWatch* watch) {
   const __m512i c = _mm512_loadu_si512(codes);
   const __m512i even = _mm512_maddubs_epi16(_mm512_set1_epi16(0x0080), c);
   const __m512i odd = _mm512_maddubs_epi16(_mm512_set1_epi16(static_cast<short>(0x8000)), c);
   const __m512i fields = _mm512_set1_epi16(static_cast<short>(0xBF80));
+  watch->see(c);
   _mm512_store_si512(words, _mm512_and_si512(even, fields));
   _mm512_store_si512(words + 32, _mm512_and_si512(odd, fields));
 }
-
-// Remembers whether one of the codes it has seen is NaN (0x7F or 0xFF).
-class NanWatch {
- public:
-  SGL_MEMBER void see(const e4m3_t* codes) {
-    const __m512i c = _mm512_loadu_si512(codes);
-    signed_max_ = _mm512_max_epi8(signed_max_, c);
-    unsigned_max_ = _mm512_max_epu8(unsigned_max_, c);
-  }
-  SGL_MEMBER bool seen() const {
-    return (_mm512_cmpeq_epi8_mask(signed_max_, _mm512_set1_epi8(0x7F)) |
-            _mm512_cmpeq_epi8_mask(unsigned_max_, _mm512_set1_epi8(-1))) != 0;
-  }
-
- private:
-  __m512i signed_max_ = _mm512_set1_epi8(-128);
-  __m512i unsigned_max_ = _mm512_setzero_si512();
-};
 
 #if defined(SGL_TIER_AVX512_BF16) || defined(SGL_TIER_AMX)
 // A k pair of 32 columns as bf16 pairs, the even k in the low half of each 32-bit lane. A Vec here

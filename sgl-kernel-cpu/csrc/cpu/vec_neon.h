@@ -15,6 +15,8 @@ constexpr int kLanes = 4;
 // 6 x 4 accumulators + 4 weight vectors + 1 broadcast = 29 of 32 registers.
 constexpr int kMicroRows = 6;
 constexpr int kMicroVecs = 4;
+constexpr int kMicroUnroll = 1;
+constexpr int kSumsBesideWords = kMicroRows * kMicroVecs;
 
 SGL_INLINE Vec zero() {
   return vdupq_n_f32(0.f);
@@ -75,8 +77,20 @@ SGL_INLINE Vec odd_k(Vec pairs) {
 struct Word : fp16_t {};
 constexpr float kWordScale = 256.f;
 
+// Remembers whether one of the codes it has seen is NaN (0x7F or 0xFF).
+class NanWatch {
+ public:
+  SGL_MEMBER void see(uint8x16_t codes) {
+    doubled_max_ = vmaxq_u8(doubled_max_, vshlq_n_u8(codes, 1));
+  }
+  SGL_MEMBER bool seen() const { return vmaxvq_u8(doubled_max_) == 0xFE; }
+
+ private:
+  uint8x16_t doubled_max_ = vdupq_n_u8(0);
+};
+
 // 32 pairs of codes to words: 32 even k, then 32 odd k.
-SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
+SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words, NanWatch* watch) {
   const int16x8_t sign_copy = vdupq_n_s16(0x4000);
   const auto store_words = [&](Word* to, uint8x16_t bits) {
     const int8x16_t c = vreinterpretq_s8_u8(bits);
@@ -84,6 +98,7 @@ SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
     const int16x8_t high = vbicq_s16(vshll_high_n_s8(c, 7), sign_copy);
     vst1q_u16(&to[0].bits, vreinterpretq_u16_s16(low));
     vst1q_u16(&to[8].bits, vreinterpretq_u16_s16(high));
+    watch->see(bits);
   };
   for (int i = 0; i < 32; i += 16) {
     const uint8x16x2_t pairs = vld2q_u8(&codes[2 * i].bits);
@@ -91,21 +106,6 @@ SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
     store_words(words + 32 + i, pairs.val[1]);
   }
 }
-
-// Remembers whether one of the codes it has seen is NaN (0x7F or 0xFF).
-class NanWatch {
- public:
-  SGL_MEMBER void see(const e4m3_t* codes) {
-    for (int i = 0; i < 64; i += 16) {
-      const uint8x16_t c = vld1q_u8(&codes[i].bits);
-      doubled_max_ = vmaxq_u8(doubled_max_, vshlq_n_u8(c, 1));
-    }
-  }
-  SGL_MEMBER bool seen() const { return vmaxvq_u8(doubled_max_) == 0xFE; }
-
- private:
-  uint8x16_t doubled_max_ = vdupq_n_u8(0);
-};
 
 #if defined(SGL_TIER_NEON_BF16)
 #define SGL_HAS_BF16_DOT

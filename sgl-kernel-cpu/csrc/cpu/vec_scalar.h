@@ -13,6 +13,8 @@ typedef float Vec __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
 constexpr int kMicroRows = 2;
 constexpr int kMicroVecs = 4;
+constexpr int kMicroUnroll = 1;
+constexpr int kSumsBesideWords = kMicroRows * kMicroVecs;
 
 SGL_INLINE Vec zero() {
   return Vec{0.f, 0.f, 0.f, 0.f};
@@ -61,19 +63,18 @@ struct Word : bf16_t {};
 constexpr float kWordScale = 1.f;
 
 // 32 pairs of codes to words: 32 even k, then 32 odd k.
-SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words) {
+// The table holds NaN: there is nothing to watch for.
+class NanWatch {
+ public:
+  SGL_MEMBER bool seen() const { return false; }
+};
+
+SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words, NanWatch*) {
   for (int i = 0; i < 32; ++i) {
     words[i].bits = kE4m3Table.bf16_bits[codes[2 * i].bits];
     words[32 + i].bits = kE4m3Table.bf16_bits[codes[2 * i + 1].bits];
   }
 }
-
-// The table holds NaN: there is nothing to watch for.
-class NanWatch {
- public:
-  SGL_MEMBER void see(const e4m3_t*) {}
-  SGL_MEMBER bool seen() const { return false; }
-};
 
 }  // namespace SGL_TIER
 }  // namespace sgl_kernel

@@ -328,6 +328,39 @@ TEST(every_code_is_exact_through_every_path) {
   }
 }
 
+// Where the form that weights are widened from has no NaN, codes are watched on their way: in the
+// chunk that is multiplied next, in the next block of columns, behind the last whole chunk.
+static void check_one_nan(const std::string& tier, int64_t M, int64_t K, int64_t n, int64_t k) {
+  const int64_t N = 70;
+  Product<bf16_t, e4m3_t> product({M, N, K}, 3);
+  product.weight()[n * K + k].bits = k % 2 == 0 ? 0x7F : 0xFF;
+  product.repack();
+  GemmArgs args = product.args();
+  GuardedBuffer<float> out(M * N);
+  args.out = out.data();
+  args.out_stride = N;
+  args.out_type = FloatType::f32;
+  run_tasks(table_of(tier), args, 1);
+  for (int64_t i = 0; i < M * N; ++i) {
+    CHECK(std::isnan(out[i]) == (i % N == n), "%s M=%ld K=%ld NaN at (%ld, %ld): out[%ld] = %g",
+          tier.c_str(), (long)M, (long)K, (long)n, (long)k, (long)i, out[i]);
+  }
+}
+
+TEST(one_nan_code_reaches_its_column_only) {
+  for (const std::string& tier : tiers_under_test()) {
+    for (const int64_t M : {1, 2, 3, 4, 8}) {
+      for (const int64_t K : {300, 301}) {  // in place, gathered
+        for (const int64_t n : {0, 37, 69}) {
+          for (const int64_t k : {0, 15, 16, 31, 32, 33, 255, 256, 287, 288, 299}) {
+            check_one_nan(tier, M, K, n, k);
+          }
+        }
+      }
+    }
+  }
+}
+
 template <typename act_t>
 static void check_batch_invariance(const std::string& tier, int64_t block_k) {
   const int64_t M = 101, N = 70, K = 1029;

@@ -15,15 +15,20 @@ SGL_INLINE void load_scales(const GemmArgs& args, int64_t n0, int64_t segment, f
   }
   const int64_t width = min_i64(kBlockN, args.N - n0);
   const int64_t row_stride = div_up(args.K, args.block_k);
-  int64_t row = n0 / args.block_n;
+  const int64_t row = n0 / args.block_n;
   int64_t left = (row + 1) * args.block_n - n0;  // columns of this row of blocks still to come
+  const float* from = args.scales + row * row_stride + segment;
+  if (left >= width) {
+    for (int64_t i = 0; i < kBlockN; i += kLanes) store(scale + i, set1(*from));
+    return;
+  }
   for (int64_t i = 0; i < kBlockN; ++i) {
     if (left == 0 && i < width) {
-      ++row;
+      from += row_stride;
       left = args.block_n;
     }
     --left;
-    scale[i] = args.scales[row * row_stride + segment];
+    scale[i] = *from;
   }
 }
 

@@ -120,7 +120,7 @@ class TinyProducts {
                            PairRun<packed_t> next, float* chains) {
     if constexpr (kInWords) {
       multiply_word_chunks<Dot, ROWS>(a, a_stride, now, next, chains, &state_);
-    } else if constexpr (Dot::kWords && ROWS > 1) {
+    } else if constexpr (Dot::kFlushPairs > 16 && !(Dot::kWords && ROWS == 1)) {
       multiply_packed_call<Dot, ROWS>(a, a_stride, now, chains);
     } else {
       multiply_packed<Dot, ROWS>(a, a_stride, now, chains);

@@ -28,7 +28,10 @@ def _shape_table(shape: str, results: list[dict[str, Any]]) -> Iterator[str]:
     batch = f"B={first['batch']}, " if first["batch"] else ""
     yield f"{shape}: {batch}N={first['n']}, K={first['k']}"
     yield ""
+    recorded = f"{ours}, recorded"
     columns = ["M", "ms", "spread", "GB/s", "GFLOP/s", "**efficiency**"]
+    if recorded in methods:
+        columns.append("**recorded**")
     columns += [_PEERS[name] for name in peers]
     yield _row(columns)
     yield "|" + "---:|" * len(columns)
@@ -43,12 +46,16 @@ def _shape_table(shape: str, results: list[dict[str, Any]]) -> Iterator[str]:
             f"{op['gflops']:.0f}",
             f"**{op['efficiency']:.2f}**",
         ]
+        if recorded in found:
+            cells.append(f"**{found[recorded]['efficiency']:.2f}**")
         yield _row(cells + [f"{found[name]['time_vs_ours']:.2f}x" for name in peers])
     yield ""
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """One table for each shape: our per-tensor op, and the peers' times over its time."""
+    """One table for each shape: our per-tensor op, its efficiency in a recorded pass, and the
+    peers' times over its time.
+    """
     machine = document["machine"]
     lines = [
         f"{machine['cpu_model']}, tier {machine['tier']}, {machine['threads']} threads, "

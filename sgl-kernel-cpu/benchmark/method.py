@@ -35,7 +35,8 @@ class Method:
     """One way to multiply by the weight of one shape.
 
     ``run(x, i)`` uses the i-th copy of the weight and returns [m, n] or [batch, m, n].
-    ``check(x, result)`` raises ``AssertionError`` for a wrong result.
+    ``check(x, result)`` raises ``AssertionError`` for a wrong result. ``products``: how many of
+    them a run makes, each with another copy; what is timed is divided by it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Method:
     dtype: torch.dtype
     run: Callable[[Activations, int], object]
     check: Callable[[Activations, Tensor], None]
+    products: int = 1
 
     def bytes_moved(self, m: int, shape: Shape) -> int:
         """Weights and scales, mat1 and out: each once."""
@@ -106,8 +108,9 @@ def measure(
             if turn >= 2 and spent[index] > seconds:
                 continue
             start = time.perf_counter()
-            run = methods[index].run
-            timings[index].seconds[turn], last[index] = take_turn(partial(_next, run, x, copies))
+            method = methods[index]
+            taken, last[index] = take_turn(partial(_next, method.run, x, copies))
+            timings[index].seconds[turn] = taken / method.products
             spent[index] += time.perf_counter() - start
     for method, result in zip(methods, last, strict=True):
         method.check(x, _as_tensor(result))

@@ -165,7 +165,7 @@ def linear_methods(weights: Weights) -> list[Method]:
             "fp8 per-tensor", size + 4, bf16, lambda x, i: per_tensor(x.bf16, i), (w, scale, None)
         ),
         method(
-            "fp8 per-tensor, recorded",
+            "fp8 recorded",
             size + 4,
             bf16,
             recorded,

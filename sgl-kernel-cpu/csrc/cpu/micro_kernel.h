@@ -51,9 +51,11 @@ template <typename weight_t>
 constexpr bool kVecsAlone =
     std::is_same<weight_t, float>::value || std::is_same<weight_t, Word>::value;
 
-// Where the sums of chains go: sums[rows, 32] (+)= them, times the rows' factors.
+// Where the sums of chains go: sums[rows, 32] (+)= them, times the rows' factors and, unless it is
+// null, the columns' scale.
 struct RowSums {
   const float* factors;
+  const float* scale;
   float* sums;
   bool start;
 };
@@ -64,8 +66,9 @@ SGL_INLINE void add_row_sums(const Vec* chains, const RowSums& out, int64_t row)
 #pragma GCC unroll 16
   for (int i = 0; i < kColumnVecs; ++i) {
     float* to = out.sums + row * kBlockN + i * kLanes;
-    const Vec sum = sum_of_chains<Dot>(chains + i);
-    store(to, add(out.start ? zero() : load(to), mul(sum, factor)));
+    Vec sum = mul(sum_of_chains<Dot>(chains + i), factor);
+    if (out.scale != nullptr) sum = mul(sum, load(out.scale + i * kLanes));
+    store(to, add(out.start ? zero() : load(to), sum));
   }
 }
 

@@ -298,17 +298,22 @@ struct PanelProduct {
     if constexpr (Dot::kTiles) {
       multiply_tiles<Dot::kPlanes>(a, weights, pairs(k), rows, flow, next, sums, finish);
     } else {
-      multiply_parts(k, a, factors, weights, flow.start, next.packed(), sums);
-      finish(0, rows);
+      if (k.starts_segment && k.ends_segment && !k.ends) {
+        // A segment in one block goes straight to the total.
+        const RowSums out{factors, scale, total, k.segment == 0};
+        multiply_parts(k, a, weights, next.packed(), out);
+      } else {
+        multiply_parts(k, a, weights, next.packed(), {factors, nullptr, sums, flow.start});
+        finish(0, rows);
+      }
     }
   }
 
  private:
-  // A block of K, part by part: sums[rows, 32] (+)= a[rows, pairs] @ weights[pairs, 32]. Meanwhile
+  // A block of K, part by part: out[rows, 32] (+)= a[rows, pairs] @ weights[pairs, 32]. Meanwhile
   // what comes next is fetched.
-  SGL_MEMBER void multiply_parts(const KBlock& k, const float* a, const float* factors,
-                                 const packed_t* weights, bool start_sums, const packed_t* next,
-                                 float* sums) const {
+  SGL_MEMBER void multiply_parts(const KBlock& k, const float* a, const packed_t* weights,
+                                 const packed_t* next, const RowSums& out) const {
     const int64_t all = pairs(k);
     for (int64_t begin = 0; begin < all; begin += part_pairs) {
       const int64_t count = min_i64(part_pairs, all - begin);
@@ -321,16 +326,15 @@ struct PanelProduct {
                            panel,
                            reinterpret_cast<const char*>(behind + ahead_pairs * kPairElements),
                            tiles.ahead_bytes};
-      multiply_part(a + rows * row_floats(begin), factors, part, step, last, start_sums, sums);
+      multiply_part(a + rows * row_floats(begin), part, step, last, out);
     }
   }
 
   // Goes on with the chains; those of the last part are added to the sums.
-  SGL_MEMBER void multiply_part(const float* a, const float* factors, const packed_t* weights,
-                                PanelStep step, bool last, bool start_sums, float* sums) const {
+  SGL_MEMBER void multiply_part(const float* a, const packed_t* weights, PanelStep step, bool last,
+                                RowSums out) const {
     const float* ready = panel;
     if constexpr (!Dot::kWords) ready = make_panel(weights, step.pairs);
-    RowSums out{factors, sums, start_sums};
     const RowSums* from_registers = kChainsInRegisters<Dot> && last ? &out : nullptr;
     float* tile_chains = chains;
     for (int64_t tile = 0; tile < tiles.count; ++tile) {

@@ -45,9 +45,15 @@ struct tinygemm_kernel_nn2 {
     for (int64_t s = 0; s < block.segments; ++s) {
       alignas(64) float sums[BLOCK_M * BLOCK_N];
       alignas(64) float scale[kBlockN];
-      multiply_segment(block, s, products, sums);
       load_scales(args, block.n0, s, scale);
-      if (s + 1 == block.segments) {
+      const bool last = s + 1 == block.segments;
+      if (Dot::kPlanes == 1 && !last && block.pairs(s) <= Dot::kFlushPairs) {
+        // A segment in one run goes straight to the total.
+        multiply_segment(block, s, products, scale, s == 0, total);
+        continue;
+      }
+      multiply_segment(block, s, products, nullptr, true, sums);
+      if (last) {
         const LastSegment of{sums, scale, s == 0 ? nullptr : total};
         copy_add_stub<has_bias>(args, of, 0, BLOCK_M, block.n0);
       } else {
@@ -74,22 +80,24 @@ struct tinygemm_kernel_nn2 {
             min_i64(Dot::kFlushPairs, block.pairs(segment) - p0)};
   }
 
+  // sums[BLOCK_M, 32] (+)= a segment's products, times the columns' scale unless it is null.
   SGL_INLINE void multiply_segment(const TinyBlock<packed_t>& block, int64_t segment,
-                                   Products* products, float* sums) {
+                                   Products* products, const float* scale, bool start,
+                                   float* sums) {
     const float* a = block.a + segment * block.a_segment;
     PairRun<packed_t> now = run_at(block, segment, 0);
     for (int64_t p0 = 0; p0 < block.pairs(segment); p0 += Dot::kFlushPairs) {
       const PairRun<packed_t> next = run_at(block, segment, p0 + now.pairs);
       alignas(64) float chains[kRows * Dot::kVecs * kLanes];
       products->multiply(a + p0 * Dot::kChains, block.a_stride, now, next, chains);
-      add_chains(block, segment * block.segment_blocks + p0 / (Dot::kBlockK / 2), p0 == 0, chains,
-                 sums);
+      add_chains(block, segment * block.segment_blocks + p0 / (Dot::kBlockK / 2), chains, scale,
+                 start && p0 == 0, sums);
       now = next;
     }
   }
 
-  SGL_INLINE void add_chains(const TinyBlock<packed_t>& block, int64_t k_block, bool start,
-                             const float* chains, float* sums) {
+  SGL_INLINE void add_chains(const TinyBlock<packed_t>& block, int64_t k_block, const float* chains,
+                             const float* scale, bool start, float* sums) {
     for (int m = 0; m < BLOCK_M; ++m) {
       const Vec factor =
           set1(block.row_factors[m * block.segments * block.segment_blocks + k_block]);
@@ -97,8 +105,9 @@ struct tinygemm_kernel_nn2 {
         for (int i = 0; i < kColumnVecs; ++i) {
           float* sum = sums + m * BLOCK_N + i * kLanes;
           const float* chain = chains + ((m * Dot::kPlanes + plane) * Dot::kVecs + i) * kLanes;
-          const Vec before = start && plane == 0 ? zero() : load(sum);
-          store(sum, add(before, mul(sum_of_chains<Dot>(chain), factor)));
+          Vec part = mul(sum_of_chains<Dot>(chain), factor);
+          if (scale != nullptr) part = mul(part, load(scale + i * kLanes));
+          store(sum, add(start && plane == 0 ? zero() : load(sum), part));
         }
       }
     }

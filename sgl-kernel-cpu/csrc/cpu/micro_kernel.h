@@ -79,7 +79,7 @@ template <typename Dot, int ROWS, int FIRST, int COUNT, bool KEEP, typename weig
 SGL_INLINE void multiply_pair(const float* a, int64_t a_stride, const weight_t* weights,
                               int64_t pair, float* panel, Vec (*sums)[COUNT]) {
   a += pair * Dot::kChains;
-  panel += pair * kPanelPair<Dot>;
+  if constexpr (KEEP) panel += pair * kPanelPair<Dot>;
   constexpr bool kCrowded = ROWS * COUNT + COUNT >= kMicroSums;
   if constexpr (kVecsAlone<weight_t> && kCrowded && ROWS < COUNT) {
     Vec x[ROWS];

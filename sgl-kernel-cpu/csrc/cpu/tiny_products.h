@@ -120,15 +120,17 @@ class TinyProducts {
                            PairRun<packed_t> next, float* chains) {
     if constexpr (kInWords) {
       multiply_word_chunks<Dot, ROWS>(a, a_stride, now, next, chains, &state_);
-    } else if constexpr (Dot::kFlushPairs > 16 && !(Dot::kWords && ROWS == 1)) {
-      multiply_packed_call<Dot, ROWS>(a, a_stride, now, chains);
-    } else {
+    } else if constexpr (kShort || (Dot::kWords && ROWS == 1)) {
       multiply_packed<Dot, ROWS>(a, a_stride, now, chains);
+    } else {
+      multiply_packed_call<Dot, ROWS>(a, a_stride, now, chains);
     }
   }
 
  private:
   static constexpr bool kInWords = Dot::kWords && std::is_same<packed_t, e4m3_t>::value;
+  // A call would load its tables anew for every few pairs.
+  static constexpr bool kShort = Dot::kFlushPairs <= 16;
   struct Nothing {};
   std::conditional_t<kInWords, WordChunks, Nothing> state_;
 };

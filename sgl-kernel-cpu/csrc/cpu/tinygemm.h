@@ -71,9 +71,9 @@ struct tinygemm_kernel_nn2 {
     if (p0 >= block.pairs(segment)) {
       p0 = 0;
       if (++segment == block.segments) {
+        if (block.next_b == nullptr) return {block.b, 0};
         segment = 0;
         b = block.next_b;
-        if (b == nullptr) return {nullptr, 0};
       }
     }
     return {b + (segment * block.segment_pairs + p0) * kPairElements,

@@ -70,6 +70,7 @@ class Product {
 
   act_t* mat1_row(int64_t m) { return mat1_.data() + m * (case_.K + case_.row_padding); }
   weight_t* weight() { return weight_.data(); }
+  float* scales() { return scales_.data(); }
   void repack() {
     pack_weight_blocks(weight_.data(), packed_.data(), sizeof(weight_t), case_.N, case_.K, 0,
                        div_up(case_.N, kBlockN));
@@ -290,8 +291,8 @@ TEST(scales_per_block) {
 }
 
 TEST(every_code_is_exact_through_every_path) {
-  // K = 1 and an activation of 1: the output is the decoded code. M = 1 decodes in registers, M = 8
-  // in a panel.
+  // K = 1 and an activation of 1: the output is the decoded code. M = 1 decodes without a panel, M
+  // = 8 with one.
   for (const std::string& tier : tiers_under_test()) {
     for (const int64_t M : {1, 2, 3, 4, 8}) {
       for (const bool packed : {true, false}) {
@@ -330,9 +331,13 @@ TEST(every_code_is_exact_through_every_path) {
 
 // Where the form that weights are widened from has no NaN, codes are watched on their way: in the
 // chunk that is multiplied next, in the next block of columns, behind the last whole chunk.
-static void check_one_nan(const std::string& tier, int64_t M, int64_t K, int64_t n, int64_t k) {
+static void check_one_nan(const std::string& tier, int64_t M, int64_t K, int64_t block_k, int64_t n,
+                          int64_t k) {
   const int64_t N = 70;
-  Product<bf16_t, e4m3_t> product({M, N, K}, 3);
+  Case c{M, N, K};
+  c.block_n = block_k == 0 ? 0 : 64;
+  c.block_k = block_k;
+  Product<bf16_t, e4m3_t> product(c, 3);
   product.weight()[n * K + k].bits = k % 2 == 0 ? 0x7F : 0xFF;
   product.repack();
   GemmArgs args = product.args();
@@ -342,8 +347,8 @@ static void check_one_nan(const std::string& tier, int64_t M, int64_t K, int64_t
   args.out_type = FloatType::f32;
   run_tasks(table_of(tier), args, 1);
   for (int64_t i = 0; i < M * N; ++i) {
-    CHECK(std::isnan(out[i]) == (i % N == n), "%s M=%ld K=%ld NaN at (%ld, %ld): out[%ld] = %g",
-          tier.c_str(), (long)M, (long)K, (long)n, (long)k, (long)i, out[i]);
+    CHECK(std::isnan(out[i]) == (i % N == n), "%s M=%ld K=%ld/%ld NaN at (%ld, %ld): out[%ld] = %g",
+          tier.c_str(), (long)M, (long)K, (long)block_k, (long)n, (long)k, (long)i, out[i]);
   }
 }
 
@@ -353,7 +358,8 @@ TEST(one_nan_code_reaches_its_column_only) {
       for (const int64_t K : {300, 301}) {  // in place, gathered
         for (const int64_t n : {0, 37, 69}) {
           for (const int64_t k : {0, 15, 16, 31, 32, 33, 255, 256, 287, 288, 299}) {
-            check_one_nan(tier, M, K, n, k);
+            check_one_nan(tier, M, K, 0, n, k);
+            check_one_nan(tier, M, K, 40, n, k);  // a short chunk after each whole one
           }
         }
       }
@@ -362,13 +368,17 @@ TEST(one_nan_code_reaches_its_column_only) {
 }
 
 template <typename act_t>
-static void check_batch_invariance(const std::string& tier, int64_t block_k) {
-  const int64_t M = 101, N = 70, K = 1029;
+static void check_batch_invariance(const std::string& tier, int64_t K, int64_t block_k) {
+  const int64_t M = 101, N = 70;
   Case c{M, N, K};
-  c.bias = true;
+  c.bias = K % 2 != 0;
   c.block_n = block_k == 0 ? 0 : 64;
   c.block_k = block_k;
   Product<act_t, e4m3_t> product(c, 5);
+  if (!c.bias) {  // the signs of zeros are bits, too
+    for (int64_t k = 0; k < K; ++k) from_float(0.f, product.mat1_row(0) + k);
+    product.scales()[0] = -product.scales()[0];
+  }
   GuardedBuffer<float> whole(M * N);
   GemmArgs args = product.args();
   args.out = whole.data();
@@ -393,9 +403,11 @@ static void check_batch_invariance(const std::string& tier, int64_t block_k) {
 
 TEST(bits_do_not_depend_on_rows_or_split) {
   for (const std::string& tier : tiers_under_test()) {
-    for (const int64_t block_k : {0, 128, 75, 600}) {
-      check_batch_invariance<bf16_t>(tier, block_k);
-      check_batch_invariance<fp16_t>(tier, block_k);
+    for (const int64_t K : {1029, 1030}) {  // gathered, in place
+      for (const int64_t block_k : {0, 32, 128, 75, 600}) {
+        check_batch_invariance<bf16_t>(tier, K, block_k);
+        check_batch_invariance<fp16_t>(tier, K, block_k);
+      }
     }
   }
 }

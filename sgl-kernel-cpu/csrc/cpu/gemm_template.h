@@ -1,11 +1,12 @@
 // The GEMM family, compiled once per tier. Included by the small instantiation files only.
 //
 //   tinygemm_kernel_nn2  a few rows, one block of columns: sums stay in registers
-//   tinygemm_kernel2     picks it by the number of rows
+//   tinygemm_kernel2     picks it by the number of rows, for a range of blocks
 //   brgemm2              many rows: widens a panel of weights once, multiplies it by a block of
 //                        rows
 //   copy_mul_add_stub    f32 sums of one segment of K: times scale, added to the total
 //   copy_add_stub        the same for the last segment, then -> out: bias, one rounding
+//   add_row_sums         sums of chains to those of a segment, or of one in one block to the total
 //
 // Per-tensor, per-channel and block scales are one path: K falls into segments that share a scale
 // (one segment unless scales are per block), and the scales of a segment are a vector over the

@@ -132,6 +132,8 @@ SGL_INLINE void micro_kernel(const float* a, int64_t a_stride, const weight_t* w
       sums[m][i] = start ? zero() : load(chains + m * kPanelPair<Dot> + (FIRST + i) * kLanes);
     }
   }
+  // A pragma takes no template's constant. Unrolled further, the loop spills sums.
+  static_assert(Ahead::kUnroll == 1 || Ahead::kUnroll == 2, "one loop for each");
   if constexpr (Ahead::kUnroll == 2) {
 #pragma GCC unroll 2
     for (int64_t p = 0; p < pairs; ++p) {

@@ -299,7 +299,7 @@ struct PanelProduct {
       multiply_tiles<Dot::kPlanes>(a, weights, pairs(k), rows, flow, next, sums, finish);
     } else {
       if (k.starts_segment && k.ends_segment && !k.ends) {
-        // A segment in one block goes straight to the total.
+        // A segment in one block goes straight to the total, as in tinygemm.h.
         const RowSums out{factors, scale, total, k.segment == 0};
         multiply_parts(k, a, weights, next.packed(), out);
       } else {

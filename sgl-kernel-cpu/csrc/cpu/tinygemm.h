@@ -1,4 +1,4 @@
-// A few rows: the weight is read once, widened in registers and multiplied by all rows at once.
+// A few rows: the weight is read once, widened and multiplied by all rows at once, without a panel.
 // Part of the GEMM family, compiled per tier.
 #pragma once
 
@@ -18,9 +18,9 @@ struct TinyBlock {
   int64_t a_stride;
   int64_t a_segment;
   const float* row_factors;  // [rows, blocks]: what a row's sums of a block of K are multiplied by
-  const packed_t* b;         // [pairs, 32, 2]
-  const packed_t* next_b;    // of the block that follows, or null
-  int64_t n0;                // first column of the block
+  const packed_t* b = nullptr;       // [pairs, 32, 2]
+  const packed_t* next_b = nullptr;  // of the block that follows, or null
+  int64_t n0 = 0;                    // first column of the block
   int64_t segments;
   int64_t segment_pairs;  // pairs of every segment but the last
   int64_t last_pairs;
@@ -37,6 +37,9 @@ struct tinygemm_kernel_nn2 {
   using Dot = TinyDotFor<scalar_t>;
   static constexpr int kRows = BLOCK_M * Dot::kPlanes;
   using Products = TinyProducts<Dot, kRows, packed_t>;
+  // A segment in one block of K goes straight to the total, as in panel_product.h; zeros get other
+  // signs than by way of sums. Not in the order of tiles.
+  static constexpr bool kGoesStraight = 2 * Dot::kFlushPairs == Dot::kBlockK;
   static_assert(BLOCK_N == kBlockN, "a k pair of the packed weights is one block of columns");
 
   SGL_INLINE void apply(const GemmArgs& args, const TinyBlock<packed_t>& block,
@@ -47,8 +50,7 @@ struct tinygemm_kernel_nn2 {
       alignas(64) float scale[kBlockN];
       load_scales(args, block.n0, s, scale);
       const bool last = s + 1 == block.segments;
-      if (Dot::kPlanes == 1 && !last && block.pairs(s) <= Dot::kFlushPairs) {
-        // A segment in one run goes straight to the total.
+      if (kGoesStraight && !last && block.pairs(s) <= Dot::kFlushPairs) {
         multiply_segment(block, s, products, scale, s == 0, total);
         continue;
       }
@@ -98,17 +100,14 @@ struct tinygemm_kernel_nn2 {
 
   SGL_INLINE void add_chains(const TinyBlock<packed_t>& block, int64_t k_block, const float* chains,
                              const float* scale, bool start, float* sums) {
+    const int64_t blocks = block.segments * block.segment_blocks;
     for (int m = 0; m < BLOCK_M; ++m) {
-      const Vec factor =
-          set1(block.row_factors[m * block.segments * block.segment_blocks + k_block]);
       for (int plane = 0; plane < Dot::kPlanes; ++plane) {
-        for (int i = 0; i < kColumnVecs; ++i) {
-          float* sum = sums + m * BLOCK_N + i * kLanes;
-          const float* chain = chains + ((m * Dot::kPlanes + plane) * Dot::kVecs + i) * kLanes;
-          Vec part = mul(sum_of_chains<Dot>(chain), factor);
-          if (scale != nullptr) part = mul(part, load(scale + i * kLanes));
-          store(sum, add(start && plane == 0 ? zero() : load(sum), part));
-        }
+        Vec row[Dot::kVecs];
+        load_pair<Dot>(chains, m * Dot::kPlanes + plane, row);
+        const RowSums out{block.row_factors + m * blocks + k_block, scale, sums + m * BLOCK_N,
+                          start && plane == 0};
+        add_row_sums<Dot>(row, out, 0);
       }
     }
   }

@@ -4,7 +4,7 @@
 //   Vec, kLanes                 f32 vector and its width
 //   kMicroRows, kMicroVecs      the register tile of the panel kernel (rows x vectors)
 //   kMicroUnroll                k pairs of a pass of its loop
-//   kSumsBesideWords            the tile in vectors where words are made in the same loop
+//   kSumsBesideWords            vectors of sums in registers while words are made in that loop
 //   zero, set1, load, store, add, mul, fma
 //   load_act(const bf16_t* | const fp16_t*)   kLanes activations, or weight words, as f32
 //   even_k, odd_k               one k of each of kLanes bf16 pairs (moved as bits), as f32

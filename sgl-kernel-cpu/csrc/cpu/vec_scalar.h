@@ -62,13 +62,13 @@ SGL_INLINE Vec odd_k(Vec pairs) {
 struct Word : bf16_t {};
 constexpr float kWordScale = 1.f;
 
-// 32 pairs of codes to words: 32 even k, then 32 odd k.
 // The table holds NaN: there is nothing to watch for.
 class NanWatch {
  public:
   SGL_MEMBER bool seen() const { return false; }
 };
 
+// 32 pairs of codes to words: 32 even k, then 32 odd k.
 SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words, NanWatch*) {
   for (int i = 0; i < 32; ++i) {
     words[i].bits = kE4m3Table.bf16_bits[codes[2 * i].bits];

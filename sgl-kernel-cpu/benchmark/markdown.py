@@ -46,8 +46,8 @@ def _shape_table(shape: str, results: list[dict[str, Any]]) -> Iterator[str]:
             f"{op['gflops']:.0f}",
             f"**{op['efficiency']:.2f}**",
         ]
-        if recorded in found:
-            cells.append(f"**{found[recorded]['efficiency']:.2f}**")
+        if recorded in methods:
+            cells.append(f"**{found[recorded]['efficiency']:.2f}**" if recorded in found else "")
         yield _row(cells + [f"{found[name]['time_vs_ours']:.2f}x" for name in peers])
     yield ""
 

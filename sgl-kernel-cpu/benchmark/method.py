@@ -35,8 +35,11 @@ class Method:
     """One way to multiply by the weight of one shape.
 
     ``run(x, i)`` uses the i-th copy of the weight and returns [m, n] or [batch, m, n].
-    ``check(x, result)`` raises ``AssertionError`` for a wrong result. ``products``: how many of
-    them a run makes, each with another copy; what is timed is divided by it.
+    ``check(x, result)`` raises ``AssertionError`` for a wrong result.
+
+    A run may make several ``products``, each with another copy of the weight. It then returns a
+    list of them, ``check`` gets each, and what is timed is divided by their number. ``most_rows``
+    is the largest m that it takes part at: a run must stay short.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Method:
     run: Callable[[Activations, int], object]
     check: Callable[[Activations, Tensor], None]
     products: int = 1
+    most_rows: int | None = None
 
     def bytes_moved(self, m: int, shape: Shape) -> int:
         """Weights and scales, mat1 and out: each once."""
@@ -55,7 +59,7 @@ class Method:
 
 @dataclass
 class Timing:
-    """Seconds of one call in each round that the method took part in, by round."""
+    """Seconds of one product in each round that the method took part in, by round."""
 
     method: Method
     seconds: dict[int, float] = field(default_factory=dict)
@@ -79,8 +83,9 @@ class Timing:
         return statistics.median(self.seconds[r] / other.seconds[r] for r in both)
 
 
-def _as_tensor(result: object) -> Tensor:
-    return result if isinstance(result, Tensor) else torch.as_tensor(result)
+def _check(method: Method, x: Activations, result: object) -> None:
+    for product in result if isinstance(result, list) else [result]:
+        method.check(x, product if isinstance(product, Tensor) else torch.as_tensor(product))
 
 
 def measure(
@@ -97,7 +102,7 @@ def measure(
     """
     timings = [Timing(method) for method in methods]
     for method in methods:
-        method.check(x, _as_tensor(method.run(x, 0)))  # also allocates scratch, starts threads
+        _check(method, x, method.run(x, 0))  # also allocates scratch, starts threads
     copies = itertools.count(1)
     spent = [0.0] * len(methods)
     last: list[object] = [None] * len(methods)
@@ -113,7 +118,7 @@ def measure(
             timings[index].seconds[turn] = taken / method.products
             spent[index] += time.perf_counter() - start
     for method, result in zip(methods, last, strict=True):
-        method.check(x, _as_tensor(result))
+        _check(method, x, result)
     return timings
 
 

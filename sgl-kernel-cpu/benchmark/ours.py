@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from memory import huge_copies
@@ -78,37 +77,41 @@ def _exact(
 
 
 class RecordedProducts:
-    """Per-tensor products as the runtime makes them: recorded, some to a pass, without Python and
-    Torch between them. These are some 0.1 ms a call where weights push their code out of the
-    caches.
+    """Per-tensor products in recorded passes, as the runtime decodes. Between them are neither
+    Python nor Torch's dispatch, whose code each large weight pushes out of the caches: fetching it
+    again takes some 0.1 ms a call.
 
     Args:
         packed: the copies of the weight; a pass takes ``products`` of them.
     """
 
+    MOST_PRODUCTS = 8
+    MOST_ROWS = 16  # a pass of more takes longer than a turn should
+
     def __init__(self, packed: list[Tensor], scale: Tensor) -> None:
-        self.products = min(8, len(packed))
+        self.products = min(self.MOST_PRODUCTS, len(packed))
         self._packed, self._scale = packed, scale
         self._x: Tensor | None = None
         self._passes: list[tuple[sgl_kernel.StepGraph, list[Tensor]]] = []
 
-    def __call__(self, x: Activations, i: int) -> Tensor:
-        """Replay the i-th pass on ``x``; returns its last product."""
+    def __call__(self, x: Activations, i: int) -> list[Tensor]:
+        """Replay the i-th pass on ``x``; returns its products, each [m, n]."""
         if self._x is not x.bf16:
             starts = range(0, len(self._packed) - self.products + 1, self.products)
-            self._passes = [sgl_kernel.record(partial(self._multiply, x, s)) for s in starts]
+            self._passes = [self._record(x.bf16, start) for start in starts]
             self._x = x.bf16
         graph, results = self._passes[i % len(self._passes)]
         graph.replay()
-        return results[-1]
+        return results
 
-    def _multiply(self, x: Activations, start: int) -> list[Tensor]:
-        return [
-            sgl_kernel.fp8_per_tensor_scaled_mm_cpu(
-                x.bf16, weight, self._scale, None, torch.bfloat16, True
-            )
-            for weight in self._packed[start : start + self.products]
-        ]
+    def _record(self, x: Tensor, start: int) -> tuple[sgl_kernel.StepGraph, list[Tensor]]:
+        def multiply() -> list[Tensor]:
+            return [
+                sgl_kernel.fp8_per_tensor_scaled_mm_cpu(x, weight, self._scale, None, x.dtype, True)
+                for weight in self._packed[start : start + self.products]
+            ]
+
+        return sgl_kernel.record(multiply)
 
 
 def linear_methods(weights: Weights) -> list[Method]:
@@ -156,21 +159,22 @@ def linear_methods(weights: Weights) -> list[Method]:
         dtype: torch.dtype,
         run: Callable[[Activations, int], object],
         reference: tuple[Tensor, Tensor | None, Tensor | None],
-        products: int = 1,
     ) -> Method:
-        return Method(name, True, nbytes, dtype, run, _exact(*reference, name), products)
+        return Method(name, True, nbytes, dtype, run, _exact(*reference, name))
 
     return [
         method(
             "fp8 per-tensor", size + 4, bf16, lambda x, i: per_tensor(x.bf16, i), (w, scale, None)
         ),
-        method(
+        Method(
             "fp8 recorded",
+            True,
             size + 4,
             bf16,
             recorded,
-            (w, scale, None),
+            _exact(w, scale, None, "fp8 recorded"),
             recorded.products,
+            recorded.MOST_ROWS,
         ),
         method(
             "fp8 per-tensor, bias",

@@ -104,8 +104,9 @@ def measure_shape(
     for m in args.plan.rows:
         step(f"{shape}, M={m}")
         probe.reset()
+        present = [each for each in methods if each.most_rows is None or m <= each.most_rows]
         timings = measure(
-            methods, Activations(m, shape), args.plan.rounds, args.plan.seconds, probe
+            present, Activations(m, shape), args.plan.rounds, args.plan.seconds, probe
         )
         found += make_results(timings, shape, m, probe.limits())
     return found

@@ -70,7 +70,10 @@ class Product {
 
   act_t* mat1_row(int64_t m) { return mat1_.data() + m * (case_.K + case_.row_padding); }
   weight_t* weight() { return weight_.data(); }
-  float* scales() { return scales_.data(); }
+  void negate_scales() {
+    const int64_t count = div_up(case_.N, block_n()) * div_up(case_.K, block_k());
+    for (int64_t i = 0; i < count; ++i) scales_[i] = -scales_[i];
+  }
   void repack() {
     pack_weight_blocks(weight_.data(), packed_.data(), sizeof(weight_t), case_.N, case_.K, 0,
                        div_up(case_.N, kBlockN));
@@ -377,7 +380,7 @@ static void check_batch_invariance(const std::string& tier, int64_t K, int64_t b
   Product<act_t, e4m3_t> product(c, 5);
   if (!c.bias) {  // the signs of zeros are bits, too
     for (int64_t k = 0; k < K; ++k) from_float(0.f, product.mat1_row(0) + k);
-    product.scales()[0] = -product.scales()[0];
+    product.negate_scales();
   }
   GuardedBuffer<float> whole(M * N);
   GemmArgs args = product.args();

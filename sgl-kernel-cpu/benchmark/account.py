@@ -63,7 +63,7 @@ TIERS = (
     Tier("avx512_bf16", (_ZEN_4, _SAPPHIRE_RAPIDS), 16.0, 105.0),
     Tier("avx512", (_SKYLAKE_SERVER, _SAPPHIRE_RAPIDS, _ZEN_4), 17.0, 180.0),
     Tier("avx2", (_SKYLAKE, _HASWELL, _ZEN_4), 28.0, 375.0),
-    Tier("neon_bf16", (_NEOVERSE_V2,), 39.0, 370.0, "max"),
+    Tier("neon_bf16", (_NEOVERSE_V2,), 39.0, 385.0, "max"),
     Tier("neon", (_NEOVERSE_V2,), 50.0, 630.0, "cortex-a72"),
 )
 

@@ -104,7 +104,11 @@ class PanelMaker {
   int64_t done_ = 0;
 };
 
-// Asks for packed weights that the next products need: `step` bytes for each pair and group.
+// Asks for packed weights that the next products need: `step` bytes with each pair of the first
+// GROUPS groups of vectors. A request takes the place of a load, and what comes into L1 that of the
+// panel: the first group asks for lines into L2. Where it had to hurry they would queue up, and all
+// groups ask, into L1.
+template <int GROUPS>
 struct PanelAhead {
   const char* from;
   int64_t step;
@@ -113,18 +117,29 @@ struct PanelAhead {
   static constexpr int kUnroll = kMicroUnroll;
   template <int GROUP>
   SGL_MEMBER void work(int64_t pair) const {
-    __builtin_prefetch(from + (GROUP * pairs + pair) * step);
+    if constexpr (GROUP < GROUPS) {
+      __builtin_prefetch(from + (GROUP * pairs + pair) * step, 0, GROUPS == 1 ? 2 : 3);
+    }
   }
 };
+
+// Bytes with each pair of one group that are a hurry, measured.
+constexpr int64_t kHurriedBytes = 40;
 
 // Rows of a tile; more where one row leaves registers free.
 template <typename Dot>
 constexpr int kTileRows = kMicroRows * (kMicroVecs > Dot::kVecs ? kMicroVecs / Dot::kVecs : 1);
 
-// A call, so that its constants take no registers from the products.
+// A call, so that its constants take no registers from the products. Codes are in L2 by now.
 static inline __attribute__((noinline)) void make_words(const e4m3_t* codes, int64_t pairs,
                                                         Word* words) {
-  WordMaker(codes, words).finish(0, pairs);
+  constexpr int64_t kFetchL1 = 7 * kPairElements;
+  WordMaker maker(codes, words);
+  for (int64_t p = 0; p < pairs; ++p) {
+    __builtin_prefetch(codes + p * kPairElements + kFetchL1, 0, 3);
+    maker.make(p);
+  }
+  maker.finish(pairs, pairs);
 }
 
 // What a tile of rows is multiplied by.
@@ -137,15 +152,38 @@ struct PanelStep {
   int64_t ahead_bytes;  // so much of them with each pair
 };
 
+// A tile of rows. A call: inlined into their caller, loops that need most registers spill pointers.
+template <typename Dot, int ROWS, bool KEEP, typename weight_t, typename Ahead>
+static __attribute__((noinline)) void multiply_tile_call(const float* a, const weight_t* weights,
+                                                         const PanelStep& step, Ahead ahead,
+                                                         float* chains, const RowSums* out) {
+  micro_kernel<Dot, ROWS, KEEP>(a, step.a_stride, weights, step.pairs, step.start, chains,
+                                step.panel, &ahead, out);
+}
+
+template <typename Dot, int ROWS, bool KEEP, int GROUPS, typename weight_t>
+SGL_INLINE void multiply_tile(const float* a, const weight_t* weights, const PanelStep& step,
+                              float* chains, const RowSums* out) {
+  PanelAhead<GROUPS> ahead{step.ahead, div_up(step.ahead_bytes, GROUPS), step.pairs};
+  if constexpr (kMicroSums < 16) {
+    multiply_tile_call<Dot, ROWS, KEEP>(a, weights, step, ahead, chains, out);
+  } else {
+    micro_kernel<Dot, ROWS, KEEP>(a, step.a_stride, weights, step.pairs, step.start, chains,
+                                  step.panel, &ahead, out);
+  }
+}
+
 // A tile of 1..ROWS rows.
 template <typename Dot, int ROWS, bool KEEP, typename weight_t>
 SGL_INLINE void multiply_rows(int64_t rows, const float* a, const weight_t* weights,
                               const PanelStep& step, float* chains, const RowSums* out) {
   if (rows == ROWS) {
-    const int64_t bytes = div_up(step.ahead_bytes, group_count<Dot>(ROWS));
-    PanelAhead ahead{step.ahead, bytes, step.pairs};
-    micro_kernel<Dot, ROWS, KEEP>(a, step.a_stride, weights, step.pairs, step.start, chains,
-                                  step.panel, &ahead, out);
+    constexpr int kGroups = group_count<Dot>(ROWS);
+    if (kGroups > 1 && step.ahead_bytes >= kHurriedBytes) {
+      multiply_tile<Dot, ROWS, KEEP, kGroups>(a, weights, step, chains, out);
+    } else {
+      multiply_tile<Dot, ROWS, KEEP, 1>(a, weights, step, chains, out);
+    }
   } else if constexpr (ROWS > 1) {
     multiply_rows<Dot, ROWS - 1, KEEP>(rows, a, weights, step, chains, out);
   }
@@ -372,9 +410,19 @@ struct PanelProduct {
     }
   }
 
+  template <typename weight_t>
+  SGL_MEMBER void multiply_first(int64_t height, const float* a, const weight_t* weights,
+                                 const PanelStep& step, const RowSums* out) const {
+    if (tiles.count == 1) {
+      multiply_rows<Dot, kTileRows<Dot>, false>(height, a, weights, step, chains, out);
+    } else {
+      multiply_rows<Dot, kTileRows<Dot>, true>(height, a, weights, step, chains, out);
+    }
+  }
+
   // Where a weight is an instruction away from its f32, the first tile of rows makes the panel for
-  // the others on its way: from e4m3 codes as words, a few pairs after the other, so that they stay
-  // in L1.
+  // the others, if there are any, on its way: from e4m3 codes as words, a few pairs after the
+  // other, so that they stay in L1.
   SGL_MEMBER void multiply_words(int64_t height, const float* a, const packed_t* weights,
                                  PanelStep step, const RowSums* out) const {
     constexpr int64_t kMost = kSmallPanelPairs<Dot>;
@@ -384,9 +432,9 @@ struct PanelProduct {
       if constexpr (std::is_same<packed_t, e4m3_t>::value) {
         alignas(64) Word words[kMost * kPairElements];
         make_words(weights, step.pairs, words);
-        multiply_rows<Dot, kTileRows<Dot>, true>(height, a, words, step, chains, part_out);
+        multiply_first(height, a, words, step, part_out);
       } else {
-        multiply_rows<Dot, kTileRows<Dot>, true>(height, a, weights, step, chains, part_out);
+        multiply_first(height, a, weights, step, part_out);
       }
       a += kMost * Dot::kChains;
       weights += kMost * kPairElements;

@@ -125,8 +125,10 @@ def measure_packing(shape: Shape, rounds: int, probe: LimitProbe) -> list[Packin
     return found
 
 
-def _pack_next(sources: Iterator[Tensor]) -> Tensor:
-    return sgl_kernel.convert_weight_packed(next(sources))
+def _pack_next(sources: Iterator[Tensor]) -> None:
+    # What is returned would stay alive during the next call, whose output would then lie in fresh
+    # memory: the kernel would be timed clearing pages.
+    sgl_kernel.convert_weight_packed(next(sources))
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ def print_overhead(console: Console, rows: Sequence[Overhead]) -> None:
                     row.call,
                     row.kernel / row.parts,
                     row.empty,
+                    row.empty_after,
                     row.empty_parallel,
                     row.excess,
                 )
@@ -97,10 +98,11 @@ def print_overhead(console: Console, rows: Sequence[Overhead]) -> None:
         "call",
         "kernel / threads",
         "empty op",
+        "after a call",
         "empty op + threads",
         "rest",
     )
-    title = "Microseconds of a call; rest = call - kernel / threads - empty op"
+    title = "Microseconds of a call; rest = call - kernel / threads - empty op after a call"
     console.print(table_of(title, columns, cells))
 
 

@@ -28,13 +28,26 @@ def _each(calls: int, run: Callable[[], object]) -> float:
     return (time.perf_counter() - start) / calls
 
 
+def _each_after(calls: int, before: Callable[[], object], run: Callable[[], object]) -> float:
+    """Seconds of ``run`` when ``before`` has just run."""
+    seconds = 0.0
+    for _ in range(calls):
+        before()
+        start = time.perf_counter()
+        run()
+        seconds += time.perf_counter() - start
+    return seconds / calls
+
+
 @dataclass(frozen=True)
 class Overhead:
     """Seconds of one small call and of its parts.
 
     ``kernel``: the GEMM alone on one thread, called from C++ in a loop; ``parts``: into how many
     equal parts the threads can split it. ``empty``: an op of the same schema that only allocates
-    the output; ``empty_parallel``: one that starts the threads as well.
+    the output; ``empty_after``: the same after a call, whose weight has pushed the code of Python
+    and of Torch's dispatch out of the first caches; ``empty_parallel``: one that starts the threads
+    as well.
     """
 
     shape: str
@@ -43,12 +56,13 @@ class Overhead:
     kernel: float
     parts: float
     empty: float
+    empty_after: float
     empty_parallel: float
 
     @property
     def excess(self) -> float:
-        """What a call takes over its compute and an empty op."""
-        return self.call - self.kernel / self.parts - self.empty
+        """What a call takes over its compute and an empty op where the call is."""
+        return self.call - self.kernel / self.parts - self.empty_after
 
 
 def measure_overhead(threads: Sequence[int], rounds: int) -> list[Overhead]:
@@ -70,6 +84,12 @@ def measure_overhead(threads: Sequence[int], rounds: int) -> list[Overhead]:
                 "call": partial(_each, 100, partial(call, *arguments)),
                 "kernel": partial(_OPS.kernel_seconds, out, x, w, scale, 100),
                 "empty": partial(_each, 100, partial(_OPS.empty_mm, *arguments)),
+                "empty_after": partial(
+                    _each_after,
+                    100,
+                    partial(call, *arguments),
+                    partial(_OPS.empty_mm, *arguments),
+                ),
                 "empty_parallel": partial(_each, 100, partial(_OPS.empty_parallel_mm, *arguments)),
             }
             samples: dict[str, list[float]] = {name: [] for name in runs}
@@ -86,6 +106,7 @@ def measure_overhead(threads: Sequence[int], rounds: int) -> list[Overhead]:
                     median["kernel"],
                     blocks / -(-blocks // count),
                     median["empty"],
+                    median["empty_after"],
                     median["empty_parallel"],
                 )
             )

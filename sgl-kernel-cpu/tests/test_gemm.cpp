@@ -208,7 +208,7 @@ static void check_one_nan(const std::string& tier, int64_t M, int64_t K, int64_t
 
 TEST(one_nan_code_reaches_its_column_only) {
   for (const std::string& tier : tiers_under_test()) {
-    for (const int64_t M : {1, 2, 3, 4, 8}) {
+    for (const int64_t M : {1, 2, 3, 4, 5, 8}) {
       for (const int64_t K : {300, 301}) {  // in place, gathered
         for (const int64_t n : {0, 37, 69}) {
           for (const int64_t k : {0, 15, 16, 31, 32, 33, 255, 256, 287, 288, 299}) {

@@ -115,7 +115,7 @@ SGL_INLINE void multiply_pair(const float* a, int64_t a_stride, const weight_t* 
 
 // chains[ROWS, kVecs] (+)= a[ROWS, pairs] * weights[pairs, 32], group by group from vector FIRST
 // on. KEEP: the weights become a panel on the way. `ahead->work<group>(pair)` does something for
-// what comes next, spread over the products: requests do not queue up, and idle units have work.
+// what comes next between the products: idle units have work.
 // Ahead::kSums: accumulators that it leaves; kUnroll: pairs of a pass of the loop, 1 or 2. `out`:
 // where chains end instead that are all in registers.
 template <typename Dot, int ROWS, bool KEEP, int FIRST = 0, typename weight_t, typename Ahead>

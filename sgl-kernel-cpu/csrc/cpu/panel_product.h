@@ -106,8 +106,8 @@ class PanelMaker {
 
 // Asks for packed weights that the next products need: `step` bytes with each pair of the first
 // GROUPS groups of vectors. A request takes the place of a load, and what comes into L1 that of the
-// panel: the first group asks for lines into L2. Where it had to hurry they would queue up, and all
-// groups ask, into L1.
+// panel: usually the first group asks, for lines into L2. From kHurriedBytes a pair on its requests
+// would queue up, so all groups ask, into L1.
 template <int GROUPS>
 struct PanelAhead {
   const char* from;
@@ -123,14 +123,15 @@ struct PanelAhead {
   }
 };
 
-// Bytes with each pair of one group that are a hurry, measured.
+// Measured on AVX2, where e4m3 hurries for one tile of rows, bf16 for up to three.
 constexpr int64_t kHurriedBytes = 40;
 
 // Rows of a tile; more where one row leaves registers free.
 template <typename Dot>
 constexpr int kTileRows = kMicroRows * (kMicroVecs > Dot::kVecs ? kMicroVecs / Dot::kVecs : 1);
 
-// A call, so that its constants take no registers from the products. Codes are in L2 by now.
+// A call, so that its constants take no registers from the products. The codes are in L2 by now: a
+// few pairs ahead is early enough for L1.
 static inline __attribute__((noinline)) void make_words(const e4m3_t* codes, int64_t pairs,
                                                         Word* words) {
   constexpr int64_t kFetchL1 = 7 * kPairElements;
@@ -152,7 +153,9 @@ struct PanelStep {
   int64_t ahead_bytes;  // so much of them with each pair
 };
 
-// A tile of rows. A call: inlined into their caller, loops that need most registers spill pointers.
+// A tile of rows as a call: inlined into one function, loops spill their pointers where sums take
+// most of 16 registers. With 32 the call only costs.
+constexpr bool kTilesAreCalls = kMicroSums < 16;
 template <typename Dot, int ROWS, bool KEEP, typename weight_t, typename Ahead>
 static __attribute__((noinline)) void multiply_tile_call(const float* a, const weight_t* weights,
                                                          const PanelStep& step, Ahead ahead,
@@ -165,7 +168,7 @@ template <typename Dot, int ROWS, bool KEEP, int GROUPS, typename weight_t>
 SGL_INLINE void multiply_tile(const float* a, const weight_t* weights, const PanelStep& step,
                               float* chains, const RowSums* out) {
   PanelAhead<GROUPS> ahead{step.ahead, div_up(step.ahead_bytes, GROUPS), step.pairs};
-  if constexpr (kMicroSums < 16) {
+  if constexpr (kTilesAreCalls) {
     multiply_tile_call<Dot, ROWS, KEEP>(a, weights, step, ahead, chains, out);
   } else {
     micro_kernel<Dot, ROWS, KEEP>(a, step.a_stride, weights, step.pairs, step.start, chains,

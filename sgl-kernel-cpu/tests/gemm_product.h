@@ -49,7 +49,8 @@ class Product {
                        div_up(c.N, kBlockN));
   }
 
-  GemmArgs args() {
+  // Of the whole product, into `out` [M, N], whose rows are padded as those of mat1.
+  GemmArgs args(void* out) {
     GemmArgs a;
     a.M = case_.M;
     a.N = case_.N;
@@ -64,6 +65,8 @@ class Product {
     a.block_n = block_n();
     a.block_k = block_k();
     a.bias = case_.bias ? bias_.data() : nullptr;
+    a.out = out;
+    a.out_stride = case_.N + case_.row_padding;
     a.out_type = case_.out;
     return a;
   }

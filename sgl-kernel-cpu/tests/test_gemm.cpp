@@ -13,11 +13,9 @@ namespace {
 template <typename act_t, typename weight_t, typename out_t>
 void check_case(const std::string& tier, const Case& c) {
   Product<act_t, weight_t> product(c, static_cast<unsigned>(c.M * 131 + c.N * 17 + c.K));
-  GemmArgs args = product.args();
   const int64_t stride = c.N + c.row_padding;
   GuardedBuffer<out_t> out((c.M - 1) * stride + c.N);
-  args.out = out.data();
-  args.out_stride = stride;
+  const GemmArgs args = product.args(out.data());
   run_tasks(table_of(tier), args, 1);
 
   const double out_epsilon = sizeof(out_t) == 4 ? 0.0 : is_bf16<out_t> ? 0x1p-8 : 0x1p-11;
@@ -95,11 +93,9 @@ static void check_bias(const std::string& tier, FloatType type, int64_t M) {
   GuardedBuffer<bias_t> bias(c.N);
   for (int64_t n = 0; n < c.N; ++n) from_float(0.37f * static_cast<float>(n - 11), &bias[n]);
   GuardedBuffer<float> out(M * c.N);
-  GemmArgs args = product.args();
+  GemmArgs args = product.args(out.data());
   args.bias = bias.data();
   args.bias_type = type;
-  args.out = out.data();
-  args.out_stride = c.N;
   run_tasks(table_of(tier), args, 1);
   for (int64_t i = 0; i < out.size(); ++i) {
     CHECK(out[i] == to_float(bias[i % c.N]), "%s M=%ld element %ld: expected %g, got %g",
@@ -162,11 +158,9 @@ TEST(every_code_is_exact_through_every_path) {
           for (int64_t m = 0; m < M; ++m) {
             for (int64_t k = 0; k < K; ++k) from_float(1.f, product.mat1_row(m) + k);
           }
-          GemmArgs args = product.args();
-          args.scales = nullptr;
           GuardedBuffer<float> out(M * 256);
-          args.out = out.data();
-          args.out_stride = 256;
+          GemmArgs args = product.args(out.data());
+          args.scales = nullptr;
           run_tasks(table_of(tier), args, 1);
           for (int64_t m = 0; m < M; ++m) {
             for (int code = 0; code < 256; ++code) {
@@ -194,11 +188,8 @@ static void check_one_nan(const std::string& tier, int64_t M, int64_t K, int64_t
   Product<bf16_t, e4m3_t> product(c, 3);
   product.weight()[n * K + k].bits = k % 2 == 0 ? 0x7F : 0xFF;
   product.repack();
-  GemmArgs args = product.args();
   GuardedBuffer<float> out(M * N);
-  args.out = out.data();
-  args.out_stride = N;
-  args.out_type = FloatType::f32;
+  const GemmArgs args = product.args(out.data());
   run_tasks(table_of(tier), args, 1);
   for (int64_t i = 0; i < M * N; ++i) {
     CHECK(std::isnan(out[i]) == (i % N == n), "%s M=%ld K=%ld/%ld NaN at (%ld, %ld): out[%ld] = %g",
@@ -234,9 +225,7 @@ TEST(scaling_mat1_by_a_power_of_two_scales_the_result) {
         }
       }
       GuardedBuffer<float> out(c.M * c.N);
-      GemmArgs args = product.args();
-      args.out = out.data();
-      args.out_stride = c.N;
+      GemmArgs args = product.args(out.data());
       run_tasks(table_of(tier), args, 1);
       if (power == 0) base.assign(out.data(), out.data() + out.size());
       for (int64_t i = 0; i < out.size(); ++i) {

@@ -15,9 +15,7 @@ TEST(threads_on_one_product_do_not_disturb_each_other) {
     const Case c{21, 32 * 8, 160};
     Product<bf16_t, e4m3_t> product(c, 7);
     GuardedBuffer<float> alone(c.M * c.N);
-    GemmArgs args = product.args();
-    args.out = alone.data();
-    args.out_stride = c.N;
+    GemmArgs args = product.args(alone.data());
     run_tasks(table_of(tier), args, 1);
     // Every thread computes the whole product again and again into its own output, from shared
     // inputs.
@@ -52,9 +50,7 @@ static void check_batch_invariance(const std::string& tier, int64_t K, int64_t b
     product.negate_scales();
   }
   GuardedBuffer<float> whole(M * N);
-  GemmArgs args = product.args();
-  args.out = whole.data();
-  args.out_stride = N;
+  GemmArgs args = product.args(whole.data());
   run_tasks(table_of(tier), args, 1);
   for (const int64_t chunks : {2, 3, 7}) {
     GuardedBuffer<float> split(M * N);
@@ -93,9 +89,7 @@ static void check_row_blocks(const std::string& tier, int64_t N, int64_t block_k
   c.block_k = block_k;
   Product<act_t, e4m3_t> product(c, 13);
   GuardedBuffer<float> expected(c.M * N), got(c.M * N);
-  GemmArgs args = product.args();
-  args.out = expected.data();
-  args.out_stride = N;
+  GemmArgs args = product.args(expected.data());
   run_tasks(table_of(tier), args, 1);
   args.out = got.data();
   for (const int64_t rows : {int64_t{16}, kMaxBlockM}) {
@@ -138,9 +132,7 @@ TEST(f32_tiers_agree_bit_for_bit) {
     if (tier == "amx") continue;  // multiplies fp16 as two bf16 planes
     Product<fp16_t, e4m3_t> product(c, 11);
     GuardedBuffer<float> out(c.M * c.N);
-    GemmArgs args = product.args();
-    args.out = out.data();
-    args.out_stride = c.N;
+    GemmArgs args = product.args(out.data());
     run_tasks(table_of(tier), args, 1);
     if (first.empty()) first.assign(out.data(), out.data() + out.size());
     CHECK(std::memcmp(first.data(), out.data(), first.size() * sizeof(float)) == 0,
@@ -157,9 +149,7 @@ TEST(ftz_and_daz_change_nothing) {
     for (int64_t k = 0; k < c.K; ++k)
       product.mat1_row(0)[k].bits = static_cast<uint16_t>(1 + k % 64);
     GuardedBuffer<float> plain(c.M * c.N), flushed(c.M * c.N);
-    GemmArgs args = product.args();
-    args.out_stride = c.N;
-    args.out = plain.data();
+    GemmArgs args = product.args(plain.data());
     run_tasks(table_of(tier), args, 1);
     const unsigned saved = __builtin_ia32_stmxcsr();
     const unsigned ftz_daz_round_down = saved | 0x8040u | 0x2000u;

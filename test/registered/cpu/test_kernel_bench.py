@@ -71,6 +71,24 @@ def test_header_and_sections(run: tuple[str, Path]) -> None:
         assert text in output
 
 
+def test_small_calls_and_packing_add_up(run: tuple[str, Path]) -> None:
+    document = json.loads(run[1].read_text())
+    assert {row["shape"] for row in document["overhead"]} == {
+        f"N={n} K=576" for n in (192, 576, 1536)
+    }
+    for row in document["overhead"]:
+        # By how much an empty op is slower after a call is the machine's affair.
+        assert min(row[part] for part in ("call", "kernel", "empty", "empty_after")) > 0
+        rest = row["call"] - row["kernel"] / row["parts"] - row["empty_after"]
+        assert row["excess"] == pytest.approx(rest)
+    packed = {row["weight"]: row for row in document["packing"]}
+    assert len(packed) == 2
+    rows = {name.split()[-1]: int(name.split()[0]) for name in packed}
+    assert rows["float8_e4m3fn"] == 2 * rows["bfloat16"]  # as many bytes
+    for row in packed.values():
+        assert row["of_copy"] > 0
+
+
 def changed(run: tuple[str, Path], to: Path, factor: float, **machine: Any) -> str:
     """The run again, as a file, with all efficiencies times ``factor``."""
     document = json.loads(run[1].read_text())

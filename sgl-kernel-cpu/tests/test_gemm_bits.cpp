@@ -37,14 +37,14 @@ TEST(threads_on_one_product_do_not_disturb_each_other) {
   }
 }
 
-template <typename act_t>
+template <typename act_t, typename weight_t = e4m3_t>
 static void check_batch_invariance(const std::string& tier, int64_t K, int64_t block_k) {
   const int64_t M = 101, N = 70;
   Case c{M, N, K};
   c.bias = K % 2 != 0;
   c.block_n = block_k == 0 ? 0 : 64;
   c.block_k = block_k;
-  Product<act_t, e4m3_t> product(c, 5);
+  Product<act_t, weight_t> product(c, 5);
   if (!c.bias) {  // the signs of zeros are bits, too
     for (int64_t k = 0; k < K; ++k) from_float(0.f, product.mat1_row(0) + k);
     product.negate_scales();
@@ -76,6 +76,8 @@ TEST(bits_do_not_depend_on_rows_or_split) {
         check_batch_invariance<bf16_t>(tier, K, block_k);
         check_batch_invariance<fp16_t>(tier, K, block_k);
       }
+      check_batch_invariance<bf16_t, bf16_t>(tier, K, 0);
+      check_batch_invariance<fp16_t, bf16_t>(tier, K, 0);
     }
   }
 }

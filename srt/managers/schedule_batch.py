@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
-import torch
 
 from srt.errors import SrtError
 from srt.mem_cache.radix_cache import TokenArray, TreeNode
 from srt.sampling.detokenizer import IncrementalDetokenizer
 from srt.sampling.logprobs import TokenLogprob
-from srt.sampling.sampler import make_generator
+from srt.sampling.sampler import TokenSampler
 from srt.sampling.sampling_params import SamplingParams
 
 RequestId = int | str
@@ -80,11 +79,11 @@ class Req:
     started_at: float = 0.0
     first_token_at: float = 0.0
     finished_at: float = 0.0
-    generator: torch.Generator = field(init=False)
+    sampler: TokenSampler = field(init=False)
     _ids: TokenArray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.generator = make_generator(self.params)
+        self.sampler = TokenSampler(self.params)
         self._ids = np.empty(self.num_slots + 1, dtype=np.int32)
         self._ids[: len(self.prompt_ids)] = self.prompt_ids
 

@@ -236,7 +236,7 @@ class Scheduler:
             self.num_retractions += 1
 
     def _sample(self, logits: Tensor, reqs: list[Req]) -> list[TokenEvent]:
-        tokens = sample(logits, [req.params for req in reqs], [req.generator for req in reqs])
+        tokens = sample(logits, [req.sampler for req in reqs], [req.output_ids for req in reqs])
         eos = self._runner.config.eos_token_ids
         events = []
         for row, (req, token) in enumerate(zip(reqs, tokens, strict=True)):

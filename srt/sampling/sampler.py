@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from srt.sampling.random_numbers import fresh_seed, uniform
 from srt.sampling.sampling_params import SamplingParams
 
 # Candidates that are sorted at first for top-p: nearly always enough, and the whole vocabulary
@@ -13,40 +15,58 @@ from srt.sampling.sampling_params import SamplingParams
 _TOP_P_CANDIDATES = 256
 
 
-def make_generator(params: SamplingParams) -> torch.Generator:
-    """The source of one request's random numbers, so that its output does not depend on what else
-    runs.
+class TokenSampler:
+    """Chooses the tokens of one request. It keeps nothing from one choice to the next: a choice
+    depends on the logits, the tokens generated before and the seed, never on what else runs, and
+    can be made again.
+
+    Args:
+        params: The request's parameters.
     """
-    generator = torch.Generator()
-    if params.seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(params.seed)
-    return generator
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self._seed = fresh_seed() if params.seed is None else params.seed
+        self.is_greedy = params.is_greedy
+
+    def choose(self, logits: Tensor, output_ids: Sequence[int]) -> int:
+        """The token that follows `output_ids`, drawn; `logits` is `[vocab_size]`, float32."""
+        probs, ids = next_token_probs(logits, self._params)
+        return int(ids[draw(probs, uniform(self._seed, len(output_ids)))])
 
 
 def sample(
-    logits: Tensor, params: Sequence[SamplingParams], generators: Sequence[torch.Generator]
+    logits: Tensor, samplers: Sequence[TokenSampler], outputs: Sequence[Sequence[int]]
 ) -> list[int | None]:
     """The next token of each request.
 
     Args:
         logits: `[B, vocab_size]` float32.
-        params: Sampling parameters of each row.
-        generators: Random numbers of each row; a greedy row draws none.
+        samplers: That of each row.
+        outputs: The tokens that each row's request has generated so far.
 
     Returns:
         Token ids; None for a row with NaN or infinity, which has none.
     """
     array = logits.numpy()
     tokens: list[int | None] = array.argmax(axis=-1).tolist()
-    for row, (row_params, generator) in enumerate(zip(params, generators, strict=True)):
+    for row, (sampler, output_ids) in enumerate(zip(samplers, outputs, strict=True)):
         # NaN is the largest of all to argmax, so that this sees every row that cannot be sampled.
         if not math.isfinite(array[row, tokens[row]]):
             tokens[row] = None
-        elif not row_params.is_greedy:
-            tokens[row] = _draw(logits[row], row_params, generator)
+        elif not sampler.is_greedy:
+            tokens[row] = sampler.choose(logits[row], output_ids)
     return tokens
+
+
+def draw(probs: Tensor, number: float) -> int:
+    """The index at which the running sum of `probs`, `[n]` float32, passes `number` of its total;
+    one whose probability is 0 is never drawn.
+    """
+    sums = probs.numpy().cumsum(dtype=np.float64)
+    index = int(sums.searchsorted(number * sums[-1], side="right"))
+    # The product may round up to the total.
+    return min(index, int(sums.searchsorted(sums[-1], side="left")))
 
 
 def next_token_probs(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -92,8 +112,3 @@ def _most_likely(probs: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]
         if enough or count == probs.numel():
             return values, ids
         count = min(8 * count, probs.numel())
-
-
-def _draw(logits: Tensor, params: SamplingParams, generator: torch.Generator) -> int:
-    probs, ids = next_token_probs(logits, params)
-    return int(ids[torch.multinomial(probs, 1, generator=generator)])

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from srt.errors import RequestError
+from srt.sampling.random_numbers import SEED_LIMIT
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class SamplingParams:
         stop_token_ids: Tokens that end the generation besides the model's own; not part of the
             text.
         ignore_eos: Generate on past the model's end-of-sequence tokens.
-        seed: Seed of this request's random numbers; None takes fresh ones.
+        seed: Seed of this request's random numbers, from 0 to 2**64 - 1; each gives others. None
+            takes fresh ones.
         return_logprob: Return the log-probability of each generated token.
         top_logprobs_num: With it, those of this many of the most likely tokens.
         return_prompt_logprob: Return them for the prompt's tokens too; such a prompt is computed
@@ -85,8 +87,12 @@ class SamplingParams:
         )
         ids = self.stop_token_ids
         _check("stop_token_ids", ids, all(_is_int(i, 0) for i in ids), "token ids >= 0")
+        seed = self.seed
         _check(
-            "seed", self.seed, self.seed is None or _is_int(self.seed, 0), "an integer >= 0 or None"
+            "seed",
+            seed,
+            seed is None or (_is_int(seed, 0) and seed < SEED_LIMIT),
+            "an integer from 0 to 2**64 - 1, or None",
         )
 
     @property

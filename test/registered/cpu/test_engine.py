@@ -78,7 +78,9 @@ def test_a_batch_gives_what_its_prompts_give_alone(engine: Engine) -> None:
 
 
 def test_seeded_sampling_does_not_depend_on_the_batch(engine: Engine) -> None:
-    params = [SamplingParams(seed=i, max_new_tokens=8, ignore_eos=True) for i in range(4)]
+    params = [
+        SamplingParams(temperature=1, seed=i, max_new_tokens=8, ignore_eos=True) for i in range(4)
+    ]
     together = [o.token_ids for o in engine.generate(PROMPTS, params)]
     alone = [engine.generate(p, q).token_ids for p, q in zip(PROMPTS, params, strict=True)]
     assert together == alone

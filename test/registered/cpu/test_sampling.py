@@ -9,7 +9,8 @@ import torch
 
 from srt.errors import RequestError
 from srt.sampling.detokenizer import IncrementalDetokenizer
-from srt.sampling.sampler import make_generator, next_token_probs, sample
+from srt.sampling.random_numbers import uniform
+from srt.sampling.sampler import TokenSampler, draw, next_token_probs, sample
 from srt.sampling.sampling_params import SamplingParams
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_tokenizer import make_tokenizer
@@ -40,6 +41,9 @@ FALLING = [1, 4, 3, 0, 2]
         ("stop", (3,)),
         ("stop_token_ids", (-1,)),
         ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 1.0),
+        ("seed", True),
         ("seed", "x"),
     ],
 )
@@ -56,7 +60,7 @@ def test_a_single_stop_text() -> None:
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(top_k=1)])
 def test_greedy(params: SamplingParams) -> None:
     logits = torch.stack([LOGITS, LOGITS.flip(0)])
-    assert sample(logits, [params] * 2, [make_generator(params)] * 2) == [1, 3]
+    assert sample(logits, [TokenSampler(params)] * 2, [[], []]) == [1, 3]
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
@@ -88,7 +92,7 @@ def test_a_row_that_is_not_finite_has_no_token(value: float) -> None:
     logits = torch.stack([LOGITS, LOGITS, LOGITS])
     logits[1, 3] = value
     params = [SamplingParams(temperature=0)] * 2 + [SamplingParams(top_k=1, temperature=2)]
-    assert sample(logits, params, [make_generator(p) for p in params]) == [1, None, 1]
+    assert sample(logits, [TokenSampler(p) for p in params], [[]] * 3) == [1, None, 1]
 
 
 @pytest.mark.parametrize("keep", range(1, 6))
@@ -127,11 +131,9 @@ def test_tiny_temperature_does_not_overflow() -> None:
 
 def test_draws_follow_the_distribution() -> None:
     params = SamplingParams(temperature=1.5, top_k=4, seed=0)
-    generator = make_generator(params)
+    sampler = TokenSampler(params)
     count = 4000
-    drawn = torch.tensor(
-        [token for _ in range(count) for token in sample(LOGITS[None], [params], [generator])]
-    )
+    drawn = torch.tensor([sampler.choose(LOGITS, range(n)) for n in range(count)])
     probs, ids = next_token_probs(LOGITS, params)
     frequencies = torch.bincount(drawn, minlength=5)[ids] / count
     # Five standard deviations of a binomial frequency.
@@ -139,15 +141,55 @@ def test_draws_follow_the_distribution() -> None:
     assert 2 not in drawn
 
 
+def first_tokens(seed: int | None) -> list[int]:
+    sampler = TokenSampler(SamplingParams(temperature=1, seed=seed))
+    return [sampler.choose(torch.zeros(1000), range(n)) for n in range(8)]
+
+
 def test_a_seed_repeats_and_does_not_depend_on_the_batch() -> None:
-    params = SamplingParams(seed=11)
+    params = SamplingParams(temperature=1, seed=11)
+    other = SamplingParams(temperature=1, seed=12)
     logits = torch.zeros(3, 1000)
-    alone = [sample(logits[:1], [params], [g])[0] for g in [make_generator(params)] for _ in "123"]
-    other = SamplingParams(seed=12)
-    generators = [make_generator(other), make_generator(params), make_generator(other)]
-    batched = [sample(logits, [other, params, other], generators)[1] for _ in "123"]
-    assert alone == batched
-    assert len(set(alone)) > 1
+    samplers = [TokenSampler(p) for p in (other, params, other)]
+    batched = [sample(logits, samplers, [range(n)] * 3)[1] for n in range(8)]
+    assert first_tokens(11) == batched
+    assert len(set(batched)) > 1
+    assert first_tokens(None) != first_tokens(None)
+
+
+def test_a_choice_can_be_made_again_and_out_of_order() -> None:
+    """A pass that failed is repeated, and speculation asks for several positions at once."""
+    sampler = TokenSampler(SamplingParams(temperature=1, seed=3))
+    logits = torch.zeros(1000)
+    backwards = [sampler.choose(logits, range(n)) for n in reversed(range(8))]
+    assert backwards[::-1] == first_tokens(3)
+    assert uniform(3, 5) == uniform(3, 5) != uniform(3, 5, stream=1)
+
+
+def test_every_seed_is_another_one() -> None:
+    """Torch's generator begins alike for seeds that are equal modulo 2**32."""
+    seeds = [0, 1, 2**32, 2**32 + 1, 2**63, 2**64 - 1, *(7 + (i << 32) for i in range(50))]
+    assert len({tuple(first_tokens(seed)) for seed in seeds}) == len(seeds)
+
+
+def test_random_numbers_are_uniform_and_stay_as_they_are() -> None:
+    numbers = torch.tensor([uniform(1, n) for n in range(20000)], dtype=torch.float64)
+    assert ((numbers >= 0) & (numbers < 1)).all()
+    # Five standard deviations of each moment.
+    for power in (1, 2, 3):
+        moment, deviation = 1 / (power + 1), (1 / (2 * power + 1) - 1 / (power + 1) ** 2) ** 0.5
+        assert abs(numbers.pow(power).mean() - moment) < 5 * deviation / len(numbers) ** 0.5
+    pairs = numbers[:-1] - 0.5, numbers[1:] - 0.5
+    assert abs((pairs[0] * pairs[1]).mean()) < 5 / 12 / len(numbers) ** 0.5
+    # Seeded outputs of a later version are those of this one.
+    assert [uniform(0, 0), uniform(2**64 - 1, 2)] == [0.156742553465558, 0.7954079987620503]
+
+
+@pytest.mark.parametrize("number", [0.0, 0.25, 0.5, 0.75, 1 - 2**-53])
+def test_draw_finds_where_the_sum_passes_and_never_an_impossible_token(number: float) -> None:
+    probs = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
+    assert draw(probs, number) == {0.0: 1, 0.25: 3, 0.5: 3, 0.75: 4}.get(number, 4)
+    assert draw(torch.tensor([0.0, 1e-38, 0.0]), number) == 1
 
 
 def stream(text: str, stop: tuple[str, ...] = (), prompt: str = "") -> tuple[list[str], Any]:

@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Pinned, because on some package indexes a plain `torch` is a CUDA build of several gigabytes. May hold pip options too.
+# Pinned, because a plain `torch` is the newest. A CPU build of it is taken where an index has one (scripts/install_torch.py).
+# May name a build, and hold options of pip, too.
 TORCH ?= torch==2.13.0
 SUITE ?= per-commit
 PROMPT ?= What is the capital of France?
@@ -13,8 +14,8 @@ STAMPS := $(VENV)/.stamps
 # Absolute for the kernels' Makefile; quoted where used, since the path of the checkout may hold spaces.
 BIN := $(abspath $(VENV))/bin
 PIP = "$(BIN)/python" -m pip --disable-pip-version-check
-# Only errors: pip's warnings concern its own configuration.
-INSTALL = $(PIP) install -qq
+# On a terminal pip shows its progress; elsewhere only errors, as its warnings concern its own configuration.
+INSTALL = $(PIP) install $$([ -t 1 ] || echo -qq)
 
 KERNEL_SOURCES := $(shell find sgl-kernel-cpu/ -type d \( -name build -o -name dist -o -name tests -o -name benchmark \
   -o -name '.*' -o -name '__pycache__' -o -name '*.egg-info' \) -prune -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.inc' \
@@ -88,7 +89,7 @@ $(STAMPS)/torch.request: FORCE | $(STAMPS)/python
 
 $(STAMPS)/torch: $(STAMPS)/torch.request
 	$(call say,installing $(TORCH))
-	@$(INSTALL) $(TORCH) || $(call online,$(TORCH))
+	@"$(BIN)/python" scripts/install_torch.py '$(TORCH)' || $(call online,$(TORCH))
 	@touch $@
 
 $(STAMPS)/kernels: $(STAMPS)/torch $(KERNEL_SOURCES)

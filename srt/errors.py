@@ -56,3 +56,7 @@ class RequestError(SrtError, ValueError):
     """A request cannot be served as it stands: a bad sampling parameter, or a prompt that does not
     fit.
     """
+
+
+class EngineStateError(SrtError, RuntimeError):
+    """The engine cannot do this now: it is shut down, or in use by another thread."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from srt.entrypoints.engine import Engine
+from srt.errors import SrtError
 from srt.sampling.sampling_params import SamplingParams
 
 
@@ -104,6 +105,8 @@ class OurEngine(Contender):
         prefilled = started
         decoded = 0
         for chunk in self._engine.generate(input_ids=prompts, sampling_params=params, stream=True):
+            if chunk.output is not None and chunk.output.error is not None:
+                raise SrtError(chunk.output.error)
             if len(first) == case.batch:
                 decoded += 1
                 continue

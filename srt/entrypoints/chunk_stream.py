@@ -2,14 +2,15 @@
 order and interleaved, and every reader's turn drives all of them.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from weakref import WeakValueDictionary
 
 from srt.entrypoints.outputs import GenerateChunk
-from srt.errors import SrtError
-from srt.managers.schedule_batch import Req, RequestId
-from srt.managers.scheduler import Scheduler, TokenEvent
+from srt.errors import EngineStateError, SrtError
+from srt.managers.schedule_batch import Progress, Req
+from srt.managers.scheduler import Scheduler
+from srt.utils.exclusive import Exclusive
 
 
 class ChunkRouter:
@@ -20,83 +21,132 @@ class ChunkRouter:
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        # Weak, so that a stream whose reader is gone ends.
-        self._streams: WeakValueDictionary[RequestId, ChunkStream] = WeakValueDictionary()
-        self._unclaimed: list[GenerateChunk] = []
+        self._scheduler: Scheduler | None = scheduler
+        self._unclaimed: deque[Progress] = deque()
 
-    def register(self, stream: "ChunkStream", rids: Sequence[RequestId]) -> None:
-        """Sends the chunks of these requests to `stream` until they end."""
-        self._streams.update(dict.fromkeys(rids, stream))
+    @property
+    def scheduler(self) -> Scheduler:
+        """Runs the requests.
 
-    def unregister(self, rids: Sequence[RequestId]) -> None:
-        """Ends requests and what their stream gets."""
-        for rid in rids:
-            self._streams.pop(rid, None)
-        self.scheduler.drop(rids)
+        Raises:
+            EngineStateError: The engine is shut down.
+        """
+        if self._scheduler is None:
+            raise EngineStateError("the engine is shut down")
+        return self._scheduler
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request has not ended, or there are chunks for :meth:`take_unclaimed`."""
+        return self.scheduler.has_work or bool(self._unclaimed)
 
     def pump(self) -> None:
         """At most one forward pass."""
-        for event in self.scheduler.step():
-            stream = self._streams.get(event.req.rid)
-            if stream is None:
-                self._unclaimed.append(GenerateChunk.from_event(event, 0))
-                continue
-            stream.put(event)
-            if event.req.finish_reason is not None:
-                del self._streams[event.req.rid]
+        self.scheduler.run_pass(self._deliver)
 
     def take_unclaimed(self) -> list[GenerateChunk]:
         """Chunks of requests without a stream, once."""
-        chunks, self._unclaimed = self._unclaimed, []
+        chunks = []
+        last = None
+        for news in list(self._unclaimed):
+            # What comes twice in a row is one whose delivery was interrupted.
+            if news is not last:
+                chunks.append(GenerateChunk.from_progress(news, 0))
+            last = news
+        self._unclaimed.clear()
         return chunks
+
+    def drop(self, reqs: Sequence[Req]) -> None:
+        """Ends requests that nobody reads any more."""
+        if self._scheduler is not None:
+            self._scheduler.drop(reqs)
+
+    def shut_down(self) -> None:
+        """Lets go of the scheduler. A pass that runs in another thread ends first."""
+        self._scheduler = None
+
+    def _deliver(self, news: Progress) -> None:
+        if news.req.reader is None:
+            self._unclaimed.append(news)
+            return
+        stream = news.req.reader()
+        # Whoever dropped the stream does not want the rest of it.
+        if stream is not None:
+            stream.put(news)
 
 
 class ChunkStream(Iterator[GenerateChunk]):
     """The chunks of some requests. Those that are not read to their ends are aborted by
-    :meth:`close`, or when the stream is dropped.
+    :meth:`close`, or when the stream is dropped. Ctrl-C while it is read is taken after a pass;
+    then the stream can be read on.
 
     Args:
         router: Whose passes it drives.
         reqs: The requests, which are queued here.
+        raise_errors: Raise the error of a request that fails, and end the others; else its last
+            chunk carries the error, and the others go on.
 
     Raises:
         RequestError: A request cannot be served; none is queued then.
     """
 
-    def __init__(self, router: ChunkRouter, reqs: Sequence[Req]) -> None:
+    def __init__(self, router: ChunkRouter, reqs: Sequence[Req], *, raise_errors: bool) -> None:
         self._router = router
-        self._index: dict[RequestId, int] = {}
-        self._chunks: deque[GenerateChunk] = deque()
+        self._raise_errors = raise_errors
+        self._exclusive = Exclusive("the stream")
+        self._news: deque[Progress] = deque()
+        self._last_read: Progress | None = None
+        self._is_closed = False
+        self._index = {req: i for i, req in enumerate(reqs)}
+        self._open = set(reqs)  # whose last chunk has not been read
+        reader = weakref.ref(self)
+        for req in reqs:
+            req.reader = reader
         router.scheduler.add(reqs)
-        self._index = {req.rid: i for i, req in enumerate(reqs)}
-        router.register(self, list(self._index))
 
-    def put(self, event: TokenEvent) -> None:
+    def put(self, news: Progress) -> None:
         """Takes what a pass brought."""
-        self._chunks.append(GenerateChunk.from_event(event, self._index[event.req.rid]))
-        if event.req.finish_reason is not None:
-            del self._index[event.req.rid]
+        self._news.append(news)
 
     def __next__(self) -> GenerateChunk:
-        while not self._chunks:
-            if not self._index:
-                raise StopIteration
-            self._router.pump()
-        chunk = self._chunks.popleft()
-        if chunk.output is not None and chunk.output.error is not None:
+        """The next chunk.
+
+        Raises:
+            EngineStateError: The engine is shut down, or another thread is reading the stream or
+                driving the engine.
+            SrtError: A request failed (`raise_errors`).
+        """
+        chunk = self._exclusive.run(self._next)
+        if self._raise_errors and chunk.output is not None and chunk.output.error is not None:
             self.close()
             raise SrtError(chunk.output.error)
         return chunk
 
+    def _next(self) -> GenerateChunk:
+        while self._open and not self._is_closed:
+            if not self._news:
+                self._router.pump()
+                continue
+            _ = self._router.scheduler  # not after the engine is shut down
+            news = self._news[0]
+            # What comes twice is one whose delivery was interrupted.
+            chunk = None
+            if news is not self._last_read:
+                chunk = GenerateChunk.from_progress(news, self._index[news.req])
+            self._last_read = news
+            if news.is_last:
+                self._open.discard(news.req)
+            self._news.popleft()
+            if chunk is not None:
+                return chunk
+        raise StopIteration
+
     def close(self) -> None:
-        """Aborts what still runs."""
-        rids = list(self._index)
-        self._index.clear()
-        self._chunks.clear()
-        self._router.unregister(rids)
+        """Ends what still runs: at once, or after the pass that another thread is in."""
+        self._is_closed = True
+        self._router.drop(list(self._open))
 
     def __del__(self) -> None:
-        # Without an index the constructor has failed or everything has ended.
-        if self.__dict__.get("_index"):
+        # Without requests the constructor has failed or everything has ended.
+        if self.__dict__.get("_open") and not self._is_closed:
             self.close()

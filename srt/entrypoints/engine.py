@@ -11,7 +11,7 @@ from srt.configs.model_config import ModelConfig
 from srt.entrypoints.chunk_stream import ChunkRouter, ChunkStream
 from srt.entrypoints.outputs import GenerateChunk
 from srt.entrypoints.request_builder import RequestBuilder
-from srt.errors import RequestError
+from srt.errors import EngineStateError, RequestError
 from srt.managers.scheduler import Scheduler
 from srt.managers.tokenizer import Message, load_tokenizer
 from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION
@@ -23,7 +23,11 @@ from srt.utils.threads import apply_thread_plan, plan_threads
 
 
 class Engine:
-    """A checkpoint, loaded and ready to generate. One thread may use it at a time.
+    """A checkpoint, loaded and ready to generate.
+
+    One thread at a time may generate, read streams or :meth:`step`: two at once get an error, not
+    wrong tokens. Ctrl-C is taken between forward passes, a second one at once; either way all can
+    go on afterwards.
 
     Args:
         model_path: The checkpoint's directory, or `org/name` on the Hugging Face Hub.
@@ -123,10 +127,10 @@ class Engine:
         """Model and KV cache, for callers who want logits.
 
         Raises:
-            RuntimeError: The engine is shut down.
+            EngineStateError: The engine is shut down.
         """
         if self._runner is None:
-            raise RuntimeError("the engine is shut down")
+            raise EngineStateError("the engine is shut down")
         return self._runner
 
     @property
@@ -134,7 +138,7 @@ class Engine:
         """The running requests and their cache.
 
         Raises:
-            RuntimeError: The engine is shut down.
+            EngineStateError: The engine is shut down.
         """
         return self._live_router().scheduler
 
@@ -170,7 +174,11 @@ class Engine:
 
         Raises:
             RequestError: An input cannot be served; nothing has been generated then.
+            SrtError: The generation for a single input failed. Of several, the one that failed has
+                its `error` in its output, and the others go on.
+            EngineStateError: The engine is shut down, or another thread is using it.
         """
+        router = self._live_router()
         batch, is_single = self._builder.token_ids(prompt, messages, input_ids)
         params = sampling_params or SamplingParams()
         all_params = [params] * len(batch) if isinstance(params, SamplingParams) else list(params)
@@ -179,10 +187,10 @@ class Engine:
                 f"sampling_params: expected one or {len(batch)}, found {len(all_params)}"
             )
         reqs = [
-            self._builder.make_req(f"generate-{next(self._rids)}", f"request {i}", ids, own)
+            self._builder.make_req(next(self._rids), f"request {i}", ids, own)
             for i, (ids, own) in enumerate(zip(batch, all_params, strict=True))
         ]
-        chunks = ChunkStream(self._live_router(), reqs)
+        chunks = ChunkStream(router, reqs, raise_errors=is_single)
         if stream:
             return chunks
         with closing(chunks):
@@ -202,23 +210,29 @@ class Engine:
         thread.
 
         Args:
-            rid: A name that no running request has; its chunks carry it.
+            rid: A text, the name of no request that has not ended; its chunks carry it.
             prompt: As for :meth:`generate`, a single one; likewise the others.
 
         Raises:
-            RequestError: The input cannot be served.
+            RequestError: The input cannot be served, or the name is none or taken.
+            EngineStateError: The engine is shut down.
         """
+        router = self._live_router()
+        _check_rid(rid)
         batch, is_single = self._builder.token_ids(prompt, messages, input_ids)
         if not is_single:
             raise RequestError(f"request {rid}: expected a single input, found a list")
         req = self._builder.make_req(
             rid, f"request {rid}", batch[0], sampling_params or SamplingParams()
         )
-        self.scheduler.add([req])
+        router.scheduler.add([req])
 
     def step(self) -> list[GenerateChunk]:
         """At most one forward pass over all requests; returns the new chunks of those that
         :meth:`add_request` queued.
+
+        Raises:
+            EngineStateError: The engine is shut down, or another thread is using it.
         """
         router = self._live_router()
         router.pump()
@@ -226,22 +240,32 @@ class Engine:
 
     def abort(self, rid: str) -> None:
         """Ends a request that :meth:`add_request` queued; its last chunk comes with the next step.
-        May be called from any thread; nothing happens if there is no such request.
+        May be called from any thread; nothing happens if there is no such request. The name can be
+        used again when that chunk has come.
+
+        Raises:
+            RequestError: `rid` is not a text.
+            EngineStateError: The engine is shut down.
         """
+        _check_rid(rid)
         self.scheduler.abort([rid])
 
     @property
     def has_work(self) -> bool:
         """Whether :meth:`step` has something to do."""
-        return self.scheduler.has_work
+        return self._live_router().has_work
 
     def shutdown(self) -> None:
-        """Gives model and cache back to the system; the engine cannot be used afterwards."""
-        self._runner = self._router = None
+        """Gives model and cache back to the system, after the pass that another thread is in.
+        Afterwards the engine cannot be used, nor its streams be read; what ran has no end.
+        """
+        router, self._runner, self._router = self._router, None, None
+        if router is not None:
+            router.shut_down()
 
     def _live_router(self) -> ChunkRouter:
         if self._router is None:
-            raise RuntimeError("the engine is shut down")
+            raise EngineStateError("the engine is shut down")
         return self._router
 
     def __enter__(self) -> "Engine":
@@ -254,3 +278,8 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         self.shutdown()
+
+
+def _check_rid(rid: object) -> None:
+    if not isinstance(rid, str):
+        raise RequestError(f"rid: expected a text, found {rid!r}")

@@ -13,7 +13,7 @@ from srt.entrypoints.options import (
     make_sampling_params,
     read_text,
 )
-from srt.errors import RequestError
+from srt.errors import RequestError, SrtError
 
 if TYPE_CHECKING:
     from srt.entrypoints.engine import Engine
@@ -75,13 +75,15 @@ def run(args: argparse.Namespace) -> int:
         else:
             outputs = engine.generate(sampling_params=params, **request)
     facts = _run_facts()
+    errors = [output.error for output in outputs if output.error is not None]
     if args.json:
         print(json.dumps({"outputs": [output.to_dict() for output in outputs], **facts}, indent=2))
-        return 0
-    if len(prompts) > 1 or not args.stream:
+    elif len(prompts) > 1 or not args.stream:
         for prompt, output in zip(prompts, outputs, strict=True):
             print(f"{prompt}\n  -> {output.text}\n" if len(prompts) > 1 else output.text)
-    if not args.quiet:
+    if errors:
+        raise SrtError(errors[0])
+    if not args.quiet and not args.json:
         _print_statistics(outputs, facts)
     return 0
 

@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from srt.managers.schedule_batch import Req, RequestId
-from srt.managers.scheduler import TokenEvent
+from srt.managers.schedule_batch import Progress, Req, RequestId
 from srt.sampling.logprobs import TokenLogprob
 
 
@@ -89,7 +88,7 @@ class GenerateChunk:
     """What one new token of a streamed generation brings.
 
     Attributes:
-        rid: The request's name.
+        rid: The request's name; a number for those of :meth:`Engine.generate`.
         index: Which of the call's requests it belongs to.
         token_id: The token; None with the last chunk of a request that was aborted.
         text: Text that follows what was sent before; empty while a character or a possible stop
@@ -106,15 +105,14 @@ class GenerateChunk:
     output: GenerateOutput | None
 
     @classmethod
-    def from_event(cls, event: TokenEvent, index: int) -> "GenerateChunk":
-        """What a token event brings to the caller that knows the request by `index`."""
-        req = event.req
-        has_logprob = req.params.return_logprob and event.token_id is not None
+    def from_progress(cls, progress: Progress, index: int) -> "GenerateChunk":
+        """What news of a request brings to the caller that knows the request by `index`."""
+        req = progress.req
         return cls(
             rid=req.rid,
             index=index,
-            token_id=event.token_id,
-            text=event.text,
-            logprob=req.logprobs[-1] if has_logprob else None,
-            output=None if req.finish_reason is None else GenerateOutput.from_req(req),
+            token_id=progress.token_id,
+            text=progress.text,
+            logprob=progress.logprob,
+            output=GenerateOutput.from_req(req) if progress.is_last else None,
         )

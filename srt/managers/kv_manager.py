@@ -1,6 +1,7 @@
 """Which cache slots and table row each request has, and which slots the prefix tree keeps."""
 
 import time
+from collections.abc import Iterable
 
 from srt.managers.schedule_batch import Req
 from srt.mem_cache.allocator import NO_SLOTS, SlotArray
@@ -17,6 +18,9 @@ class KVManager:
     Of a running request's slots the first `tree_len` belong to the prefix tree, where the request
     locks them; the others are its own.
 
+    The books are a cache of what could be computed again. So what fails or is interrupted in the
+    middle of a change needs no way back: :meth:`reset` begins new ones.
+
     Args:
         runner: Whose cache it is.
         enable_radix_cache: Keep what ended requests leave for those with the same prefix.
@@ -25,7 +29,18 @@ class KVManager:
     def __init__(self, runner: ModelRunner, enable_radix_cache: bool) -> None:
         self._allocator = runner.allocator
         self._rows = runner.req_to_token_pool
+        self._enable_radix_cache = enable_radix_cache
         self._tree = RadixCache() if enable_radix_cache else None
+
+    def reset(self, reqs: Iterable[Req]) -> None:
+        """Begins again with an empty cache: takes back all slots and rows, in whatever state they
+        are, and all that these requests have, which are all that have something.
+        """
+        self._allocator.reset()
+        self._rows.reset()
+        self._tree = RadixCache() if self._enable_radix_cache else None
+        for req in reqs:
+            _forget_cache(req)
 
     @property
     def size(self) -> int:
@@ -68,16 +83,20 @@ class KVManager:
             self._tree.inc_lock_ref(node)
         matched = len(prefix)
         needed = req.seq_len - matched
-        if self.available_size < needed + reserve:
-            if self._tree is not None and node is not None:
+        slots = None
+        try:
+            if self.available_size >= needed + reserve:
+                slots = self._alloc(needed)
+        finally:
+            if slots is None and self._tree is not None and node is not None:
                 self._tree.dec_lock_ref(node)
+        if slots is None:
             return False
         row = self._rows.alloc()
         assert row is not None, "the caller has asked has_row"
-        req.row = row
-        req.last_node = node
         self._rows.table[row, :matched] = prefix
-        self._rows.table[row, matched : matched + needed] = self._alloc(needed)
+        self._rows.table[row, matched : matched + needed] = slots
+        req.row, req.last_node = row, node
         req.kv_len = req.tree_len = matched
         req.allocated_len = matched + needed
         if req.started_at == 0:
@@ -85,14 +104,17 @@ class KVManager:
             req.started_at = time.perf_counter()
         return True
 
-    def can_grow(self, count: int) -> bool:
-        """Whether `count` requests can get another slot each."""
-        return self.available_size >= count
+    def can_grow(self, reqs: list[Req]) -> bool:
+        """Whether each request can get a slot for its next token."""
+        return self.available_size >= len(_to_grow(reqs))
 
     def grow(self, reqs: list[Req]) -> None:
-        """Gives each request a slot for its next token; the caller has asked `can_grow`."""
-        slots = self._alloc(len(reqs))
-        for req, slot in zip(reqs, slots.tolist(), strict=True):
+        """Gives each request a slot for its next token, if a pass that came to nothing has not; the
+        caller has asked `can_grow`.
+        """
+        growing = _to_grow(reqs)
+        slots = self._alloc(len(growing))
+        for req, slot in zip(growing, slots.tolist(), strict=True):
             self._rows.table[req.row, req.kv_len] = slot
             req.allocated_len = req.kv_len + 1
 
@@ -102,31 +124,32 @@ class KVManager:
             return
         row = self._rows.table[req.row]
         key = req.token_ids[: req.kv_len]
+        own = row[req.tree_len : req.kv_len].copy()
         existing, node = self._tree.insert(key, row[: req.kv_len])
-        if existing > req.tree_len:
-            # Another request has computed the same meanwhile: use its slots.
-            own = row[req.tree_len : existing].copy()
-            row[: req.kv_len] = self._tree.match_prefix(key)[0]
-            self._allocator.free(own)
-        self._tree.inc_lock_ref(node)
         assert req.last_node is not None
-        self._tree.dec_lock_ref(req.last_node)
+        old, old_len = req.last_node, req.tree_len
+        self._tree.inc_lock_ref(node)
+        self._tree.dec_lock_ref(old)
         req.last_node, req.tree_len = node, req.kv_len
+        if existing > old_len:
+            # Another request has computed the same meanwhile: use its slots.
+            row[: req.kv_len] = self._tree.match_prefix(key)[0]
+            self._allocator.free(own[: existing - old_len])
 
     def release(self, req: Req) -> None:
         """Takes row and slots of a request that ends or steps back; the tree keeps what was
         computed.
         """
         row = self._rows.table[req.row]
+        own = row[req.tree_len if self._tree is None else req.kv_len : req.allocated_len].copy()
         if self._tree is not None:
             self.share(req)
             assert req.last_node is not None
             self._tree.dec_lock_ref(req.last_node)
-        self._allocator.free(row[req.tree_len : req.allocated_len].copy())
+        self._allocator.free(own)
         assert req.row is not None
         self._rows.free(req.row)
-        req.row = req.last_node = None
-        req.kv_len = req.tree_len = req.allocated_len = 0
+        _forget_cache(req)
 
     def _skips_tree(self, req: Req) -> bool:
         return req.params.return_prompt_logprob and not req.output_ids
@@ -139,3 +162,12 @@ class KVManager:
         slots = self._allocator.alloc(count)
         assert slots is not None, "the caller has asked for what is available"
         return slots
+
+
+def _to_grow(reqs: list[Req]) -> list[Req]:
+    return [req for req in reqs if req.allocated_len == req.kv_len]
+
+
+def _forget_cache(req: Req) -> None:
+    req.row = req.last_node = None
+    req.kv_len = req.tree_len = req.allocated_len = 0

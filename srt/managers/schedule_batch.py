@@ -1,9 +1,12 @@
 """A request on its way through the engine."""
 
+import copy
 import time
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +18,7 @@ from srt.sampling.sampler import TokenSampler
 from srt.sampling.sampling_params import SamplingParams
 
 RequestId = int | str
+"""A text that the caller chose, or a number that the engine gave."""
 
 
 class FinishReason(str, Enum):
@@ -54,6 +58,7 @@ class Req:
         finish_reason: None while it runs.
         matched_stop: The token or text that ended it, or None.
         error: Why it failed, or None.
+        reader: Who gets what it generates; None for whoever drives the passes.
         started_at: When its prefill began, by the performance counter, in seconds; likewise the
             next two.
     """
@@ -76,6 +81,7 @@ class Req:
     finish_reason: FinishReason | None = None
     matched_stop: int | str | None = None
     error: SrtError | None = None
+    reader: "weakref.ref[Any] | None" = None
     started_at: float = 0.0
     first_token_at: float = 0.0
     finished_at: float = 0.0
@@ -112,37 +118,127 @@ class Req:
         """Tokens that it may still generate."""
         return self.max_new_tokens - len(self.output_ids)
 
-    def append(self, token_id: int, eos_token_ids: frozenset[int]) -> str:
-        """Takes the next token and decides whether the request ends; returns the text that the
-        token releases.
+    def next_token(
+        self,
+        computed: "Progress",
+        token_id: int,
+        eos_token_ids: frozenset[int],
+        logprob: TokenLogprob | None = None,
+    ) -> "Progress":
+        """What the next token brings: the text that it releases, and whether the request ends.
+
+        Args:
+            computed: What the pass has brought besides.
+            token_id: The token.
+            eos_token_ids: Those that end an output.
+            logprob: Its log-probability, if asked for.
         """
-        now = time.perf_counter()
-        if not self.output_ids:
-            self.first_token_at = now
-        self._ids[self.seq_len] = token_id
-        self.output_ids.append(token_id)
-        params = self.params
-        text = ""
+        params, text = self.params, ""
+        finish: FinishReason | None = None
+        matched: int | str | None = None
+        detokenizer = copy.copy(self.detokenizer)
         if token_id in params.stop_token_ids or (
             token_id in eos_token_ids and not params.ignore_eos
         ):
-            self.finish_reason, self.matched_stop = FinishReason.STOP, token_id
-        elif self.detokenizer is not None:
-            text = self.detokenizer.append(token_id)
-        if self.finish_reason is None and len(self.output_ids) >= self.max_new_tokens:
-            self.finish_reason = FinishReason.LENGTH
-        if self.detokenizer is not None:
-            if self.finish_reason is not None:
-                text += self.detokenizer.finish()
-            if self.detokenizer.matched_stop is not None:
-                self.finish_reason = FinishReason.STOP
-                self.matched_stop = self.detokenizer.matched_stop
-        if self.finish_reason is not None:
-            self.finished_at = now
-        return text
+            finish, matched = FinishReason.STOP, token_id
+        elif detokenizer is not None:
+            text = detokenizer.append(token_id)
+        if finish is None and len(self.output_ids) + 1 >= self.max_new_tokens:
+            finish = FinishReason.LENGTH
+        if detokenizer is not None:
+            if finish is not None:
+                text += detokenizer.finish()
+            if detokenizer.matched_stop is not None:
+                finish, matched = FinishReason.STOP, detokenizer.matched_stop
+        return replace(
+            computed,
+            token_id=token_id,
+            logprob=logprob,
+            text=text,
+            detokenizer=detokenizer,
+            finish_reason=finish,
+            matched_stop=matched,
+        )
 
-    def abort(self, error: SrtError | None = None) -> str:
-        """Ends it where it is; returns the text that was still held back."""
-        self.finish_reason, self.error = FinishReason.ABORT, error
-        self.finished_at = time.perf_counter()
-        return "" if self.detokenizer is None else self.detokenizer.finish()
+    def aborted(self, error: SrtError | None = None) -> "Progress":
+        """Its end where it is, with the text that was still held back."""
+        detokenizer, text = copy.copy(self.detokenizer), ""
+        if detokenizer is not None:
+            try:
+                text = detokenizer.finish()
+            except Exception:  # noqa: BLE001 - it ends even if its text is what fails
+                detokenizer = self.detokenizer
+        return Progress(
+            self,
+            text=text,
+            detokenizer=detokenizer,
+            finish_reason=FinishReason.ABORT,
+            error=error,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """What a pass brings a request. It is worked out before anything changes, and then it is taken
+    over by :meth:`apply`, which may be repeated after an interruption.
+
+    Attributes:
+        req: The request, as it was before the pass.
+        computed: Tokens that the pass put into the cache.
+        prompt_logprobs: Log-probabilities of the tokens that these predict, if asked for.
+        token_id: The token generated, or None.
+        logprob: Its log-probability, if asked for.
+        text: The text released, often empty.
+        detokenizer: Its state afterwards.
+        finish_reason: Why the request ends, or None; likewise the next two.
+    """
+
+    req: Req
+    computed: int = 0
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()
+    token_id: int | None = None
+    logprob: TokenLogprob | None = None
+    text: str = ""
+    detokenizer: IncrementalDetokenizer | None = None
+    finish_reason: FinishReason | None = None
+    matched_stop: int | str | None = None
+    error: SrtError | None = None
+    _kv_len: int = field(init=False)
+    _count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_kv_len", self.req.kv_len)
+        object.__setattr__(self, "_count", len(self.req.output_ids))
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the request has ended with it."""
+        return self.finish_reason is not None
+
+    @property
+    def is_news(self) -> bool:
+        """Whether there is something to tell a reader: a token, or an end without one."""
+        return self.token_id is not None or self.is_last
+
+    def apply(self) -> None:
+        """Changes the request. Each step replaces something or nothing, so that all can be
+        repeated.
+        """
+        req, now = self.req, time.perf_counter()
+        req.kv_len = self._kv_len + self.computed
+        if self.prompt_logprobs:
+            # The first token has an entry, but none that predicts it.
+            req.prompt_logprobs[self._kv_len + 1 if self._kv_len else 0 :] = self.prompt_logprobs
+        if self.token_id is not None:
+            req._ids[len(req.prompt_ids) + self._count] = self.token_id
+            if self.logprob is not None:
+                req.logprobs[self._count :] = [self.logprob]
+            req.output_ids[self._count :] = [self.token_id]
+            if self._count == 0:
+                req.first_token_at = now
+        if self.detokenizer is not None:
+            req.detokenizer = self.detokenizer
+        if self.finish_reason is not None:
+            req.matched_stop, req.error = self.matched_stop, self.error
+            req.finished_at = now
+            req.finish_reason = self.finish_reason

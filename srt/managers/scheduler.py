@@ -5,21 +5,27 @@ followed by a decode pass. A request is admitted when its tokens fit into the KV
 room to spare for what runs; if the room is gone all the same, the request that came last steps back
 (retraction): its slots become free, and later all its tokens are computed again like a prompt,
 which gives the same bits.
+
+A pass commits or leaves no trace. What it brings is worked out first (`forward_pass`), which
+changes no request; then one assignment keeps it, and from there on it counts, whatever interrupts
+what follows. What can be computed again, that is the cache and who is in it, is changed without a
+way back: after an interruption in the middle of a change the cache begins anew, and requests that
+have not ended wait as if they had stepped back. So Ctrl-C, at any point, costs time and no token.
 """
 
+import contextlib
+import logging
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
-import torch
-from torch import Tensor
-
-from srt.errors import RequestError, SrtError
+from srt.errors import EngineStateError, RequestError
+from srt.managers.forward_pass import ForwardPass, Part, failed
+from srt.managers.inbox import Inbox
 from srt.managers.kv_manager import KVManager
-from srt.managers.schedule_batch import Req, RequestId
+from srt.managers.schedule_batch import Progress, Req, RequestId
 from srt.model_executor.model_runner import ExtendInput, ModelRunner
-from srt.sampling.logprobs import TokenLogprob, token_logprobs
-from srt.sampling.sampler import sample
+from srt.utils.deferred_interrupt import defer_interrupt
+from srt.utils.exclusive import Exclusive
 
 # Slots kept free at admission for each running request's next tokens. More makes retraction rarer
 # and leaves more of the cache idle.
@@ -31,25 +37,12 @@ _WORTH_WAITING = 32
 # Prompt tokens of one pass whose logits are all wanted: each takes 4 * vocab_size bytes.
 _PROMPT_LOGPROB_CHUNK = 64
 
-
-@dataclass(frozen=True)
-class TokenEvent:
-    """A request has got a token, or has ended without one.
-
-    Attributes:
-        req: The request.
-        token_id: The token; None if it was aborted.
-        text: What it releases, often empty.
-    """
-
-    req: Req
-    token_id: int | None
-    text: str
+logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Runs requests to their ends. `add` and `abort` may be called from any thread, all else from
-    one.
+    """Runs requests to their ends. `add`, `abort` and `drop` may be called from any thread, and
+    while a pass runs; all else from one thread at a time, and an error says so.
 
     Args:
         runner: Model and KV cache.
@@ -61,21 +54,31 @@ class Scheduler:
     def __init__(
         self, runner: ModelRunner, chunked_prefill_size: int, *, enable_radix_cache: bool = True
     ) -> None:
-        self._runner = runner
         self._chunk = chunked_prefill_size
         self._kv = KVManager(runner, enable_radix_cache)
-        self._inbox: deque[Req] = deque()
-        self._aborted: deque[RequestId] = deque()
+        self._forward = ForwardPass(runner)
+        self._exclusive = Exclusive("the engine")
+        self._inbox = Inbox()
+        # All that have arrived and not ended, in that order; each is in one of the next three, too.
+        self._running: dict[Req, None] = {}
         self._waiting: deque[Req] = deque()
         self._prefilling: list[Req] = []
         self._decoding: list[Req] = []
         self._decoded_last = False
         self.num_retractions = 0
+        # False while cache and lists are being changed.
+        self._is_settled = True
+        # What the pass that is being taken over has brought.
+        self._committed: list[Progress] = []
+        # The request for which the cache is being changed.
+        self._suspect: Req | None = None
+        # What has been taken over and not been delivered yet.
+        self._news: deque[Progress] = deque()
 
     @property
     def has_work(self) -> bool:
-        """Whether a request has not ended yet."""
-        return bool(self._inbox or self._waiting or self._prefilling or self._decoding)
+        """Whether a request has not ended yet, or news of one waits for a step."""
+        return bool(self._inbox or self._news)
 
     @property
     def kv(self) -> KVManager:
@@ -86,7 +89,8 @@ class Scheduler:
         """Queues requests, all or none.
 
         Raises:
-            RequestError: A request does not fit into the KV cache even when nothing else runs.
+            RequestError: A request does not fit into the KV cache even when nothing else runs, or
+                has the name of one that has not ended.
         """
         reqs = list(reqs)
         size = self._kv.size
@@ -97,56 +101,178 @@ class Scheduler:
                     f"{len(req.prompt_ids)} prompt tokens and {req.max_new_tokens} new ones need "
                     f"{req.num_slots} slots, the cache has {size}"
                 )
-        self._inbox.extend(reqs)
+        self._inbox.add(reqs)
 
     def abort(self, rids: Iterable[RequestId]) -> None:
-        """Ends requests where they are, before the next pass; ids that are not running are
-        ignored.
+        """Ends requests where they are, before the next pass; names of none that runs are ignored.
+        A name stays taken until that pass.
         """
-        self._aborted.extend(rids)
+        self._inbox.abort(rids)
 
-    def drop(self, rids: Iterable[RequestId]) -> None:
-        """Ends requests at once, without an event."""
-        self.abort(rids)
-        self._take_inbox()
-        self._take_aborted()
+    def drop(self, reqs: Iterable[Req]) -> None:
+        """Ends requests without news of it: at once, or after the pass that runs."""
+        self._inbox.dropped.extend(reqs)
+        # What holds the engine takes them when it is done.
+        with contextlib.suppress(EngineStateError):
+            self._exclusively(self._take_dropped)
 
-    def step(self) -> list[TokenEvent]:
+    def step(self) -> list[Progress]:
         """At most one forward pass; returns what came out of it."""
-        self._take_inbox()
-        events = self._take_aborted()
-        self._admit()
+        news: list[Progress] = []
+        self.run_pass(news.append)
+        return news
+
+    def run_pass(self, deliver: Callable[[Progress], object]) -> None:
+        """At most one forward pass. Ctrl-C that comes meanwhile is taken afterwards.
+
+        Args:
+            deliver: Called with each piece of news, in order. One that it raises for, or whose
+                delivery is interrupted, comes again with the next pass.
+
+        Raises:
+            EngineStateError: A pass is running.
+        """
+
+        def run() -> None:
+            self._deliver(deliver)
+            self._pass()
+            self._deliver(deliver)
+
+        self._exclusively(run)
+
+    def _exclusively(self, function: Callable[[], None]) -> None:
+        """Calls a function that changes something, on sound books, which it leaves sound."""
+
+        def run() -> None:
+            self._settle()
+            try:
+                function()
+            except Exception as error:  # noqa: BLE001 - what is nobody's is raised again
+                self._blame(error)
+            finally:
+                self._settle()
+
+        defer_interrupt(lambda: self._exclusive.run(run))
+
+    def _blame(self, error: Exception) -> None:
+        """Ends the request for which the cache could not be changed; raises what is nobody's."""
+        suspect = self._suspect
+        self._settle()
+        if suspect is None:
+            raise error
+        if suspect.finish_reason is None:
+            self._commit([failed(suspect, error)])
+        else:
+            logger.warning("%s could not leave the cache, which begins anew", suspect.label)
+
+    def _pass(self) -> None:
+        self._changing(self._take_arrived)
+        self._take_dropped()
+        self._take_aborted()
+        self._changing(self._admit)
         if self._decoding and not (self._prefilling and self._decoded_last):
             self._decoded_last = True
-            return events + self._decode()
-        self._decoded_last = False
-        return events + (self._extend() if self._prefilling else [])
+            self._changing(self._make_room)
+            if self._decoding:
+                self._commit(self._forward.decode(list(self._decoding)))
+        else:
+            self._decoded_last = False
+            if self._prefilling:
+                self._commit(self._forward.extend(self._next_chunk()))
+        self._take_dropped()
 
-    def _take_inbox(self) -> None:
-        while self._inbox:
-            self._waiting.append(self._inbox.popleft())
+    def _deliver(self, deliver: Callable[[Progress], object]) -> None:
+        while self._news:
+            deliver(self._news[0])
+            self._news.popleft()
 
-    def _take_aborted(self) -> list[TokenEvent]:
-        if not self._aborted:
-            return []
-        rids = set()
-        while self._aborted:
-            rids.add(self._aborted.popleft())
-        events = []
-        for req in [r for r in self._waiting if r.rid in rids]:
-            self._waiting.remove(req)
-            events.append(TokenEvent(req, None, req.abort()))
-        for running in (self._prefilling, self._decoding):
-            for req in [r for r in running if r.rid in rids]:
-                running.remove(req)
+    def _changing(self, change: Callable[[], None]) -> None:
+        """Calls what changes cache or lists: nobody uses them again if it does not return."""
+        self._is_settled = False
+        change()
+        self._suspect = None
+        self._is_settled = True
+
+    def _commit(self, progress: list[Progress], *, silently: bool = False) -> None:
+        """Takes over what a pass has brought."""
+        self._is_settled = False
+        self._committed = progress  # from here on it counts
+        for one in progress:
+            one.apply()
+        for one in progress:
+            self._suspect = one.req
+            self._advance(one)
+        self._suspect = None
+        if not silently:
+            self._news.extend([one for one in progress if one.is_news])
+        self._committed = []
+        self._is_settled = True
+
+    def _settle(self) -> None:
+        """Takes over what an interrupted commit has left, and begins the cache anew if it was in
+        the middle of a change. Can be interrupted and repeated itself.
+        """
+        if self._is_settled:
+            return
+        for one in self._committed:
+            one.apply()
+        known = {id(one) for one in self._news}
+        self._news.extend([p for p in self._committed if p.is_news and id(p) not in known])
+        self._kv.reset(self._running)
+        for req in [req for req in self._running if req.finish_reason is not None]:
+            self._forget(req)
+        self._waiting = deque(self._running)
+        self._prefilling, self._decoding = [], []
+        self._suspect = None
+        self._committed = []
+        self._is_settled = True
+
+    def _advance(self, progress: Progress) -> None:
+        """Puts a request where its progress belongs."""
+        req = progress.req
+        if progress.is_last:
+            for queue in (self._prefilling, self._decoding, self._waiting):
+                if req in queue:
+                    queue.remove(req)
+            if req.row is not None:
                 self._kv.release(req)
-                events.append(TokenEvent(req, None, req.abort()))
-        return events
+            self._forget(req)
+        elif req in self._prefilling:
+            self._kv.share(req)
+            if progress.token_id is not None:
+                self._prefilling.remove(req)
+                self._decoding.append(req)
+
+    def _forget(self, req: Req) -> None:
+        self._inbox.forget(req)
+        self._running.pop(req, None)
+
+    def _take_arrived(self) -> None:
+        arrived = self._inbox.arrived
+        while arrived:
+            req = arrived[0]
+            # It may have ended before it began, or have been taken when this was interrupted.
+            if req.finish_reason is None and req not in self._running:
+                self._running[req] = None
+                self._waiting.append(req)
+            arrived.popleft()
+
+    def _take_dropped(self) -> None:
+        self._end_all(self._inbox.dropped, silently=True)
+
+    def _take_aborted(self) -> None:
+        self._end_all(self._inbox.aborted, silently=False)
+
+    def _end_all(self, reqs: deque[Req], *, silently: bool) -> None:
+        while reqs:
+            if reqs[0].finish_reason is None:
+                self._commit([reqs[0].aborted()], silently=silently)
+            reqs.popleft()
 
     def _admit(self) -> None:
         index = 0
         while index < min(len(self._waiting), _LOOKAHEAD) and self._kv.has_row:
-            req = self._waiting[index]
+            req = self._suspect = self._waiting[index]
             matched = self._kv.match(req)
             if self._is_being_computed(req, matched):
                 index += 1
@@ -165,8 +291,9 @@ class Scheduler:
             for other in self._prefilling
         )
 
-    def _extend(self) -> list[TokenEvent]:
-        reqs, inputs = [], []
+    def _next_chunk(self) -> list[Part]:
+        """The prompt tokens of the next pass."""
+        parts: list[Part] = []
         budget = self._chunk
         for req in self._prefilling:
             if budget == 0:
@@ -176,85 +303,23 @@ class Scheduler:
             count = min(count, _PROMPT_LOGPROB_CHUNK) if wants_all else count
             tokens = req.token_ids[req.kv_len : req.kv_len + count]
             assert req.row is not None
-            inputs.append(ExtendInput(tokens, req.kv_len, req.row, wants_all))
-            reqs.append(req)
+            parts.append((req, ExtendInput(tokens, req.kv_len, req.row, wants_all)))
             budget -= count
-        logits = self._runner.extend(inputs)
-        sampled: list[Req] = []
-        rows: list[int] = []
-        end = 0
-        for req, part in zip(reqs, inputs, strict=True):
-            start, end = end, end + (len(part.token_ids) if part.all_logits else 1)
-            if part.all_logits:
-                self._take_prompt_logprobs(req, logits[start:end])
-            req.kv_len += len(part.token_ids)
-            self._kv.share(req)
-            if req.is_prefilled:
-                self._prefilling.remove(req)
-                self._decoding.append(req)
-                sampled.append(req)
-                rows.append(end - 1)
-        if not sampled:
-            return []
-        if len(rows) != logits.shape[0]:
-            logits = logits[torch.tensor(rows)]
-        return self._sample(logits, sampled)
-
-    def _take_prompt_logprobs(self, req: Req, logits: Tensor) -> None:
-        """Log-probabilities of the prompt tokens that follow those of a pass."""
-        if req.kv_len == 0:
-            req.prompt_logprobs.append(None)
-        following = list(req.prompt_ids[req.kv_len + 1 : req.kv_len + 1 + logits.shape[0]])
-        req.prompt_logprobs += token_logprobs(
-            logits[: len(following)], following, req.params.top_logprobs_num
-        )
-
-    def _decode(self) -> list[TokenEvent]:
-        self._make_room()
-        if not self._decoding:
-            return []
-        reqs = list(self._decoding)
-        self._kv.grow(reqs)
-        logits = self._runner.decode(
-            [req.output_ids[-1] for req in reqs],
-            [req.row for req in reqs if req.row is not None],
-            [req.seq_len for req in reqs],
-        )
-        for req in reqs:
-            req.kv_len += 1
-        return self._sample(logits, reqs)
+        return parts
 
     def _make_room(self) -> None:
-        """Retracts the requests that came last until every other can get its next token."""
-        while not self._kv.can_grow(len(self._decoding)):
+        """Gives each decoding request a slot for its next token. Retracts those that came last
+        until every other can get one.
+        """
+        while not self._kv.can_grow(self._decoding):
             last = max((*self._prefilling, *self._decoding), key=lambda req: req.started_at)
+            self._suspect = last
             for running in (self._prefilling, self._decoding):
                 if last in running:
                     running.remove(last)
             self._kv.release(last)
             self._waiting.appendleft(last)
             self.num_retractions += 1
-
-    def _sample(self, logits: Tensor, reqs: list[Req]) -> list[TokenEvent]:
-        tokens = sample(logits, [req.sampler for req in reqs], [req.output_ids for req in reqs])
-        eos = self._runner.config.eos_token_ids
-        events = []
-        for row, (req, token) in enumerate(zip(reqs, tokens, strict=True)):
-            if token is None:
-                error = SrtError(
-                    f"{req.label}: logits are not finite: the activations left the range of "
-                    "their dtype; run with dtype bfloat16, which has that of float32"
-                )
-                events.append(TokenEvent(req, None, req.abort(error)))
-            else:
-                if req.params.return_logprob:
-                    req.logprobs += _logprob(logits[row], token, req)
-                events.append(TokenEvent(req, token, req.append(token, eos)))
-            if req.finish_reason is not None:
-                self._decoding.remove(req)
-                self._kv.release(req)
-        return events
-
-
-def _logprob(logits: Tensor, token_id: int, req: Req) -> list[TokenLogprob]:
-    return token_logprobs(logits.unsqueeze(0), [token_id], req.params.top_logprobs_num)
+        if self._decoding:
+            self._suspect = self._decoding[-1]
+            self._kv.grow(self._decoding)

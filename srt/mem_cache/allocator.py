@@ -23,9 +23,15 @@ class TokenToKVPoolAllocator:
     def __init__(self, size: int) -> None:
         self.size = size
         # A stack: the next slot is the last element of _stack[:_count].
-        self._stack: SlotArray = np.arange(size, 0, -1, dtype=np.int32)
-        self._count = size
-        self._is_free = np.ones(size + 1, dtype=np.bool_)
+        self._stack: SlotArray = np.empty(size, dtype=np.int32)
+        self._is_free = np.empty(size + 1, dtype=np.bool_)
+        self.reset()
+
+    def reset(self) -> None:
+        """Takes all slots back, whoever has them."""
+        self._stack[:] = np.arange(self.size, 0, -1, dtype=np.int32)
+        self._count = self.size
+        self._is_free[:] = True
         self._is_free[PADDING_SLOT] = False
 
     @property

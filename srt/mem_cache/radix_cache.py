@@ -3,6 +3,10 @@
 
 The tree owns the slots of all tokens in it. A running request locks the path of the prefix that it
 uses; what no request locks can be evicted, the least recently used leaf first, from its end.
+
+Every operation makes what it needs before it changes the tree, so that one for which there is no
+memory leaves it as it was, but for nodes that are split. After an interruption in the middle of a
+change (a second Ctrl-C) only a new tree is of use.
 """
 
 import heapq
@@ -85,10 +89,12 @@ class RadixCache:
         slots, node = self.match_prefix(key)
         existing = len(slots)
         if existing < len(key):
-            leaf = TreeNode(key[existing:].copy(), value[existing:].copy(), node)
+            leaf = TreeNode(
+                key[existing:].copy(), value[existing:].copy(), node, last_access=self._clock
+            )
             node.children[int(key[existing])] = leaf
             self.evictable_size += len(leaf.key)
-            self._touch(leaf)
+            self._offer(leaf)
             node = leaf
         return existing, node
 
@@ -123,17 +129,22 @@ class RadixCache:
         Returns:
             Their slots, which the caller owns now.
         """
-        freed: list[SlotArray] = []
-        while count > 0 and self._heap:
+        freed = np.empty(min(count, self.evictable_size), dtype=np.int32)
+        done = 0
+        while done < len(freed):
+            if not self._heap:
+                self._fill_heap()
             last_access, _, node = heapq.heappop(self._heap)
             if not _is_evictable_leaf(node) or last_access != node.last_access:
                 continue
-            keep = max(0, len(node.key) - count)
-            freed.append(node.value[keep:])
-            count -= len(node.key) - keep
-            self.evictable_size -= len(node.key) - keep
+            length = min(len(node.key), len(freed) - done)
+            keep = len(node.key) - length
+            freed[done : done + length] = node.value[keep:]
+            done += length
+            self.evictable_size -= length
             if keep:
-                node.key, node.value = node.key[:keep].copy(), node.value[:keep].copy()
+                # Not copies, for which there might be no memory when others are gone already.
+                node.key, node.value = node.key[:keep], node.value[:keep]
                 self._offer(node)
                 continue
             parent = node.parent
@@ -141,7 +152,7 @@ class RadixCache:
             del parent.children[int(node.key[0])]
             node.parent = None
             self._offer(parent)
-        return np.concatenate(freed) if freed else NO_SLOTS
+        return freed
 
     def reset(self) -> SlotArray:
         """Drops everything that nothing locks; returns its slots."""
@@ -158,12 +169,9 @@ class RadixCache:
             node.lock_ref,
             node.last_access,
         )
+        key, value = node.key[length:].copy(), node.value[length:].copy()
         node.parent.children[int(node.key[0])] = upper
-        node.key, node.value, node.parent = (
-            node.key[length:].copy(),
-            node.value[length:].copy(),
-            upper,
-        )
+        node.key, node.value, node.parent = key, value, upper
         return upper
 
     def _touch(self, node: TreeNode) -> None:
@@ -177,7 +185,11 @@ class RadixCache:
         if not _is_evictable_leaf(node):
             return
         self._serial += 1
-        heapq.heappush(self._heap, (node.last_access, self._serial, node))
+        try:
+            heapq.heappush(self._heap, (node.last_access, self._serial, node))
+        except MemoryError:
+            self._heap = []  # the tree knows all that it said; see _fill_heap
+            return
         if len(self._heap) > 64 and len(self._heap) > 4 * max(1, self.evictable_size):
             current = {
                 id(entry[2]): entry
@@ -186,6 +198,18 @@ class RadixCache:
             }
             self._heap = list(current.values())
             heapq.heapify(self._heap)
+
+    def _fill_heap(self) -> None:
+        """Queues every node that can be evicted."""
+        entries, nodes = [], [self.root]
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            if _is_evictable_leaf(node):
+                self._serial += 1
+                entries.append((node.last_access, self._serial, node))
+        heapq.heapify(entries)
+        self._heap = entries
 
 
 def _is_evictable_leaf(node: TreeNode) -> bool:

@@ -31,7 +31,12 @@ class ReqToTokenPool:
         self.max_context_len = max_context_len
         self.table: npt.NDArray[np.int32] = np.zeros((size + 1, max_context_len), dtype=np.int32)
         self.req_to_token = torch.from_numpy(self.table)
-        self._free = list(range(size, 0, -1))
+        self._free: list[int] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Takes all rows back, whoever has them."""
+        self._free = list(range(self.size, 0, -1))
 
     @property
     def available_size(self) -> int:

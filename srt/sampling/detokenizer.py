@@ -17,6 +17,8 @@ class IncrementalDetokenizer:
     completed: such ends wait for the next token. A character that is still incomplete when the
         generation ends is dropped.
 
+    Attributes are replaced, never changed in place: a shallow copy goes its own way.
+
     Args:
         tokenizer: A transformers tokenizer.
         prompt_ids: The prompt.
@@ -39,7 +41,7 @@ class IncrementalDetokenizer:
 
     def append(self, token_id: int) -> str:
         """Takes the next token; returns the text that it releases, often empty."""
-        self._ids.append(token_id)
+        self._ids = [*self._ids, token_id]
         decoded = self._decode(self._ids)
         if decoded.endswith(_REPLACEMENT):
             return ""

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from srt.errors import RequestError
-from srt.managers.schedule_batch import FinishReason, Req
-from srt.managers.scheduler import Scheduler, TokenEvent
+from srt.managers.schedule_batch import FinishReason, Progress, Req
+from srt.managers.scheduler import Scheduler
 from srt.mem_cache.allocator import TokenToKVPoolAllocator
 from srt.mem_cache.cache_size import choose_cache_size
 from srt.mem_cache.req_to_token_pool import ReqToTokenPool
@@ -96,7 +96,7 @@ def expected_output(prompt: Sequence[int], new_tokens: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def run(scheduler: Scheduler, limit: int = 5000) -> list[TokenEvent]:
+def run(scheduler: Scheduler, limit: int = 5000) -> list[Progress]:
     events = []
     while scheduler.has_work:
         events += scheduler.step()
@@ -144,7 +144,7 @@ def test_every_request_gets_what_it_would_get_alone(
 ) -> None:
     scheduler, _ = make_scheduler(size, rows, chunk, radix)
     reqs = [make_req(i, job.prompt(i), job.new_tokens) for i, job in enumerate(jobs)]
-    events: list[TokenEvent] = []
+    events: list[Progress] = []
     step = 0
     while step < 61 or scheduler.has_work:
         scheduler.add([r for r, job in zip(reqs, jobs, strict=True) if job.arrives == step])
@@ -260,7 +260,7 @@ def test_abort_reaches_waiting_and_running_requests_and_no_others() -> None:
         scheduler.step()
     scheduler.abort([1, 3, 99])
     ended = [event.req for event in scheduler.step() if event.token_id is None]
-    assert ended == [reqs[3], reqs[1]]
+    assert ended == [reqs[1], reqs[3]]
     run(scheduler)
     assert [r.finish_reason for r in reqs] == [
         FinishReason.LENGTH,

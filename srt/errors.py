@@ -6,9 +6,17 @@ a bug and keeps its traceback.
 
 from pathlib import Path
 
+# Longest message: what a hostile file holds may be quoted in it.
+_MAX_MESSAGE = 2000
+_MAX_FIELD = 500
+
 
 class SrtError(Exception):
-    """A problem with what the user gave: a file, a flag, a request."""
+    """A problem with what the user gave: a file, a flag, a request. Its text is one line."""
+
+    def __str__(self) -> str:
+        text = " ".join(super().__str__().splitlines())
+        return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]} ..."
 
 
 class UnsupportedConfigError(SrtError):
@@ -48,8 +56,13 @@ class CheckpointError(SrtError):
             ("expected", expected),
             ("found", found),
         ]
-        details = "; ".join(f"{name}: {value}" for name, value in fields if value is not None)
+        details = "; ".join(f"{name}: {_cut(value)}" for name, value in fields if value is not None)
         super().__init__(f"{problem} ({details})" if details else problem)
+
+
+def _cut(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _MAX_FIELD else f"{text[:_MAX_FIELD]} ..."
 
 
 class RequestError(SrtError, ValueError):

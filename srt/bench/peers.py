@@ -12,6 +12,7 @@ import torch
 
 from srt.bench.workload import Case, Contender, Measurement, random_prompts
 from srt.errors import SrtError
+from srt.model_loader.hf_transformers import load_hf_model
 
 _LLAMA_BENCH = "llama-bench"
 
@@ -73,14 +74,10 @@ class Transformers(Contender):
     """
 
     def __init__(self, model: Path, dtype: str) -> None:
-        from transformers import AutoModelForCausalLM
-
         self.name = f"transformers {dtype}"
         try:
-            self._model: Any = AutoModelForCausalLM.from_pretrained(
-                model, dtype=getattr(torch, dtype), local_files_only=True
-            ).eval()
-        except (OSError, ValueError) as error:
+            self._model: Any = load_hf_model(model, getattr(torch, dtype))
+        except SrtError as error:
             raise SrtError(f"transformers cannot load {model}: {error}") from error
         # transformers 5.x has renamed it.
         parameters = inspect.signature(self._model.forward).parameters

@@ -14,7 +14,9 @@ from srt.configs.text_model import get_text_model
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.quantization import get_quantization_config
 from srt.layers.quantization.base_config import QuantizationConfig
-from srt.model_loader.config_files import CONFIG_FILE, read_config, read_json
+from srt.model_loader.config_files import CONFIG_FILE, read_config
+from srt.model_loader.files import lies_there, read_json
+from srt.model_loader.hf_transformers import load_hf_config
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +100,7 @@ class ModelConfig:
                     expected="a positive integer",
                     found=text.get(key, "nothing"),
                 )
-        hf_config = _read_hf_config(text, config_file)
+        hf_config = load_hf_config(text, config_file)
         num_heads = hf_config.num_attention_heads
         num_kv_heads = getattr(hf_config, "num_key_value_heads", None) or num_heads
         head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // num_heads
@@ -133,22 +135,6 @@ class ModelConfig:
         )
 
 
-def _read_hf_config(text: Mapping[str, Any], file: Path) -> Any:
-    """transformers' configuration object of a text model."""
-    # They load slowly, and only now are they needed.
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import CONFIG_MAPPING
-
-    try:
-        return CONFIG_MAPPING[text["model_type"]].from_dict(dict(text))
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        raise CheckpointError(
-            "transformers cannot read the configuration",
-            file=file,
-            found=" ".join(str(error).split()),
-        ) from error
-
-
 def _resolve_dtype(requested: str) -> torch.dtype:
     if requested == "auto":
         return torch.float16
@@ -163,7 +149,7 @@ def _resolve_dtype(requested: str) -> torch.dtype:
 def _eos_token_ids(directory: Path, config: Mapping[str, Any]) -> frozenset[int]:
     """The ids of generation_config.json, which chat models extend, or else those of config.json."""
     file = directory / "generation_config.json"
-    generation = read_json(file) if file.is_file() else {}
+    generation = read_json(file) if lies_there(file) else {}
     source, value = file, generation.get("eos_token_id")
     if value is None:
         source, value = directory / CONFIG_FILE, config.get("eos_token_id")

@@ -1,72 +1,28 @@
 """Prompts and conversations as token ids."""
 
-import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from srt.errors import CheckpointError, RequestError
+from srt.errors import RequestError
+from srt.managers.chat_template import get_renderer
+from srt.model_loader.files import explain
+from srt.model_loader.hf_transformers import load_tokenizer
+
+__all__ = ["Message", "encode", "encode_chat", "load_tokenizer"]
 
 Message = Mapping[str, Any]
 
-logger = logging.getLogger(__name__)
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-# Of Mistral's own form; all of its tokenizers begin with these tokens.
-_TEKKEN_FILE = "tekken.json"
-_TEKKEN_BOS, _TEKKEN_EOS = "<s>", "</s>"
-
-
-def load_tokenizer(directory: Path) -> Any | None:
-    """The tokenizer in a checkpoint directory, or None if it has none (then only token ids can be
-    given).
-
-    Where Mistral's tekken.json is the only one and transformers cannot convert it, a warning says
-    so.
-
-    Raises:
-        CheckpointError: It has one that cannot be read.
-    """
-    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
-        return _load_tekken(directory) if (directory / _TEKKEN_FILE).is_file() else None
-    from transformers import AutoTokenizer  # loads slowly
-
-    try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise CheckpointError(
-            "the tokenizer cannot be read", file=directory, found=" ".join(str(error).split())
-        ) from error
-
-
-def _load_tekken(directory: Path) -> Any | None:
-    from tokenizers.processors import TemplateProcessing
-    from transformers import PreTrainedTokenizerFast
-
-    try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(
-            directory, local_files_only=True, bos_token=_TEKKEN_BOS, eos_token=_TEKKEN_EOS
-        )
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        logger.warning(
-            "%s cannot be read by this version of transformers, so that only token ids can be "
-            "given: %s",
-            directory / _TEKKEN_FILE,
-            " ".join(str(error).split()),
-        )
-        return None
-    # The file does not say that a prompt begins with a token of its own.
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{_TEKKEN_BOS} $A", special_tokens=[(_TEKKEN_BOS, tokenizer.bos_token_id)]
-    )
-    return tokenizer
+# Names of a message's reasoning, the one that templates read first.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a plain prompt, with the special tokens that the tokenizer adds."""
-    # Whether it is too long is ours to say.
-    ids: list[int] = tokenizer.encode(text, verbose=False)
-    return ids
+    """Token ids of a plain prompt, with the special tokens that the tokenizer adds.
+
+    Raises:
+        RequestError: The tokenizer cannot encode it.
+    """
+    return _encode(tokenizer, text)
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
@@ -74,23 +30,51 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     template.
 
     Raises:
-        RequestError: There is no template, or it refuses the messages.
+        RequestError: There is no template, or several without a default; it refuses the messages,
+            fails on them, or does not end within its limits.
     """
-    if not tokenizer.chat_template:
+    template = tokenizer.chat_template
+    if not template:
         raise RequestError("the tokenizer has no chat template; give the prompt as plain text")
+    if not isinstance(template, str):
+        raise RequestError(
+            f"the tokenizer has several chat templates ({', '.join(template)}) and none of them is "
+            "the default; give the prompt as plain text"
+        )
     if not messages:
         raise RequestError("a conversation needs at least one message")
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise RequestError(f"expected messages with 'role' and 'content', found {message!r}")
-    from jinja2 import TemplateError
-
-    try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
-        )
-    except TemplateError as error:
-        raise RequestError(f"the chat template refuses the messages: {error}") from error
+    variables = {
+        **tokenizer.special_tokens_map,
+        "messages": [_as_template_sees(message) for message in messages],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+    }
+    text = get_renderer().render(template, variables)
     # The template has written the special tokens already.
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return _encode(tokenizer, text, add_special_tokens=False)
+
+
+def _as_template_sees(message: Message) -> dict[str, Any]:
+    """What transformers gives a template: no key that is None, and the reasoning under the names
+    that templates look for.
+    """
+    result = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((result[name] for name in _REASONING if name in result), None)
+    if reasoning is not None:
+        result = {"thinking": reasoning, **result, "reasoning_content": reasoning}
+    return result
+
+
+def _encode(tokenizer: Any, text: str, **options: Any) -> list[int]:
+    try:
+        # Whether it is too long is ours to say.
+        ids: list[int] = tokenizer.encode(text, verbose=False, **options)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library's errors are plain ones, its panics not even that
+        raise RequestError(f"the tokenizer fails on the text: {explain(error)}") from error
     return ids

@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from srt.errors import CheckpointError
-from srt.model_loader.config_files import read_json
+from srt.model_loader.files import (
+    MAX_INDEX_BYTES,
+    check_regular,
+    describe,
+    lies_there,
+    open_regular,
+    read_json,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +44,8 @@ _MISTRAL_SINGLE_FILE = "consolidated.safetensors"
 _MISTRAL_INDEX_FILE = "consolidated.safetensors.index.json"
 _NAMES = ((SINGLE_FILE, INDEX_FILE), (_MISTRAL_SINGLE_FILE, _MISTRAL_INDEX_FILE))
 
+# What the library reads of a header at most.
+_MAX_HEADER_BYTES = 100_000_000
 _GIT_LFS_PREFIX = b"version https://git-lfs"
 
 # Safetensors dtype code -> (name of the torch dtype, bytes an element).
@@ -221,7 +230,7 @@ class Checkpoint:
 
 def has_weights(directory: Path) -> bool:
     """Whether the directory holds safetensors weights, sound or not."""
-    return any((directory / name).is_file() for names in _NAMES for name in names)
+    return any(lies_there(directory / name) for names in _NAMES for name in names)
 
 
 def _find_files(directory: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
@@ -235,12 +244,12 @@ def _find_files(directory: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
             "no such checkpoint directory",
             file=directory,
             expected="a directory",
-            found="a file" if directory.exists() else "nothing",
+            found=describe(directory),
         )
     for single_name, index_name in _NAMES:
-        if (directory / single_name).is_file():
+        if lies_there(directory / single_name):
             return (directory / single_name,), {}
-        if (directory / index_name).is_file():
+        if lies_there(directory / index_name):
             index = directory / index_name
             break
     else:
@@ -255,7 +264,7 @@ def _find_files(directory: Path) -> tuple[tuple[Path, ...], dict[str, str]]:
     weight_map = read_index(index)
     files = tuple(directory / name for name in sorted(set(weight_map.values())))
     for file in files:
-        if not file.is_file():
+        if not lies_there(file):
             held = sum(name == file.name for name in weight_map.values())
             raise CheckpointError(
                 f"shard listed in {index.name} is absent",
@@ -272,7 +281,7 @@ def read_index(index: Path) -> dict[str, str]:
     Raises:
         CheckpointError: The file is missing or damaged, or a name leaves its directory.
     """
-    content = read_json(index)
+    content = read_json(index, MAX_INDEX_BYTES)
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
@@ -283,7 +292,12 @@ def read_index(index: Path) -> dict[str, str]:
         )
     for name, file_name in weight_map.items():
         # An index comes from outside: it may name files of its own directory only.
-        if not isinstance(file_name, str) or "/" in file_name or file_name in ("", ".", ".."):
+        if (
+            not isinstance(file_name, str)
+            or "/" in file_name
+            or "\0" in file_name
+            or file_name in ("", ".", "..")
+        ):
             raise CheckpointError(
                 "the index names a file outside its directory",
                 file=index,
@@ -296,6 +310,7 @@ def read_index(index: Path) -> dict[str, str]:
 
 def _read_header(file: Path) -> list[TensorMeta]:
     """Metadata of all tensors of `file`; the library validates it."""
+    check_regular(file)
     try:
         # "numpy" opens the file without importing torch; no data is read either way.
         with safe_open(file, framework="numpy") as handle:
@@ -327,7 +342,7 @@ def _tensor_meta(file: Path, name: str, dtype: str, shape: list[int]) -> TensorM
 def _explain_bad_file(file: Path, error: Exception) -> CheckpointError:
     """The reason why the library refused `file`, with byte counts where these can be told."""
     size = file.stat().st_size
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         prefix = stream.read(8)
         if (prefix + stream.read(len(_GIT_LFS_PREFIX))).startswith(_GIT_LFS_PREFIX):
             return CheckpointError(
@@ -344,6 +359,8 @@ def _explain_bad_file(file: Path, error: Exception) -> CheckpointError:
                 expected=f"{8 + header_size} bytes of header" if len(prefix) == 8 else "a header",
                 found=f"{size} bytes in the whole file",
             )
+        if header_size > _MAX_HEADER_BYTES:
+            return CheckpointError(f"corrupt header ({error})", file=file)
         stream.seek(8)
         header = stream.read(header_size)
     try:
@@ -352,7 +369,7 @@ def _explain_bad_file(file: Path, error: Exception) -> CheckpointError:
             (entry["data_offsets"][1] for key, entry in entries.items() if key != "__metadata__"),
             default=0,
         )
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return CheckpointError(f"corrupt header ({error})", file=file)
     expected = 8 + header_size + data_size
     if expected == size:

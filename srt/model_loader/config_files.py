@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from srt.errors import CheckpointError
+from srt.model_loader.files import describe, lies_there, read_json
 from srt.model_loader.json_values import get_object
 from srt.model_loader.mistral_form import to_hf_config
 
 CONFIG_FILE = "config.json"
 MODELOPT_FILE = "hf_quant_config.json"
 MISTRAL_FILE = "params.json"
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Content of a JSON file that holds an object.
-
-    Raises:
-        CheckpointError: The file is missing, is not JSON, or holds something else than an object.
-    """
-    try:
-        content = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError("no such file", file=file) from None
-    except (ValueError, OSError) as error:
-        raise CheckpointError("cannot read JSON", file=file, found=error) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(
-            "not a JSON object", file=file, expected="{...}", found=type(content).__name__
-        )
-    return content
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
@@ -51,13 +32,13 @@ def read_config(directory: str | Path) -> dict[str, Any]:
             "no such checkpoint",
             file=directory,
             expected="a directory",
-            found="a file" if directory.exists() else "nothing",
+            found=describe(directory),
         )
     file = directory / CONFIG_FILE
     if is_mistral_form(directory):
         return to_hf_config(read_json(directory / MISTRAL_FILE), directory / MISTRAL_FILE)
     config = read_json(file)
-    if (directory / MODELOPT_FILE).is_file() and not find_quantization(config, file):
+    if lies_there(directory / MODELOPT_FILE) and not find_quantization(config, file):
         modelopt = directory / MODELOPT_FILE
         quantization = get_object(read_json(modelopt), "quantization", modelopt)
         config["quantization_config"] = {"quant_method": "modelopt", **quantization}
@@ -68,12 +49,12 @@ def is_mistral_form(directory: Path) -> bool:
     """Whether the checkpoint is to be read in Mistral's own form: it has a params.json, and no
     config.json or weights in Mistral's form only.
     """
-    if not (directory / MISTRAL_FILE).is_file():
+    if not lies_there(directory / MISTRAL_FILE):
         return False
     only_mistral_weights = any(directory.glob("consolidated*.safetensors")) and not any(
         directory.glob("model*.safetensors")
     )
-    return only_mistral_weights or not (directory / CONFIG_FILE).is_file()
+    return only_mistral_weights or not lies_there(directory / CONFIG_FILE)
 
 
 def find_quantization(config: Mapping[str, Any], file: str | Path) -> Mapping[str, Any] | None:

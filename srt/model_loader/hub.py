@@ -35,6 +35,7 @@ _SMALL_FILES = (
     "vocab.txt",
     "merges.txt",
     "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
     "chat_template.json",
 )
 # Everything of a model in Mistral's own form.

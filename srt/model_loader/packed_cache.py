@@ -11,19 +11,22 @@ pages. An entry is used only if
 
 Otherwise it is rebuilt, with a line in the log. Entries are written beside their place and renamed,
 under a lock, so that starts at the same time do not meet. What fails here costs the cache and never
-the start.
+the start: whatever lies where entry, manifest or lock should be is replaced, and no link is
+followed to what it points at.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +36,8 @@ from torch import Tensor, nn
 import sgl_kernel
 from srt.errors import CheckpointError, SrtError
 from srt.model_loader.checkpoint import Checkpoint
-from srt.model_loader.config_files import CONFIG_FILE, MISTRAL_FILE, MODELOPT_FILE, read_json
+from srt.model_loader.config_files import CONFIG_FILE, MISTRAL_FILE, MODELOPT_FILE
+from srt.model_loader.files import MAX_INDEX_BYTES, blaming, lies_there, read_bytes, read_json
 from srt.model_loader.fingerprint import (
     are_settled,
     digest_bytes,
@@ -52,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
 # Raise when entries or the way to read them change.
-_FORMAT = 1
+_FORMAT = 2
 # Room for headers and manifest when the free disk space is checked.
 _DISK_RESERVE = 16 << 20
 
@@ -68,14 +72,14 @@ def cache_key(
         places: Which tensors fill which parameters of which layers, as JSON can hold it.
     """
     files = (CONFIG_FILE, MODELOPT_FILE, MISTRAL_FILE)
-    found = [config_directory / name for name in files if (config_directory / name).is_file()]
+    found = [config_directory / name for name in files if lies_there(config_directory / name)]
     return {
         "format": _FORMAT,
         "srt": [__version__, _code_digest()],
         "kernels": [sgl_kernel.__version__, _layout_digest()],
         "byte order": sys.byteorder,
         "options": dict(options),
-        "configuration": {file.name: digest_bytes(file.read_bytes()) for file in found},
+        "configuration": {file.name: digest_bytes(read_bytes(file)) for file in found},
         "places": digest_bytes(json.dumps(places).encode()),
     }
 
@@ -141,13 +145,15 @@ class PackedCache:
         if not self._entry.is_dir():
             logger.info("packed cache: %s will be written", self._entry)
             return False
+        reason: str | None
         try:
-            manifest = read_json(self._entry / _MANIFEST)
-            reason = self._find_change(manifest) or self._find_source_change(manifest)
-            parameters = {} if reason else self._read_parameters(manifest)
-            for name in parameters:
-                model.get_submodule(name.rpartition(".")[0])
-        except (SrtError, OSError, KeyError, TypeError, AttributeError) as error:
+            manifest = read_json(self._entry / _MANIFEST, MAX_INDEX_BYTES)
+            with blaming("the manifest is not one", self._entry / _MANIFEST):
+                reason = self._find_change(manifest) or self._find_source_change(manifest)
+                parameters = {} if reason else self._read_parameters(manifest)
+                for name in parameters:
+                    model.get_submodule(name.rpartition(".")[0])
+        except SrtError as error:
             reason = f"it is damaged: {error}"
         if reason:
             logger.warning("packed cache %s is rebuilt; %s", self._entry, reason)
@@ -180,7 +186,9 @@ class PackedCache:
         """Spares the next start the hashing; not worth more than a try."""
         scratch = self._entry / f".{_MANIFEST}.{os.getpid()}"
         try:
-            scratch.write_text(json.dumps(manifest, indent=1))
+            scratch.unlink(missing_ok=True)
+            with scratch.open("x") as stream:  # not through a link
+                stream.write(json.dumps(manifest, indent=1))
             scratch.replace(self._entry / _MANIFEST)
         except OSError as error:
             logger.info("packed cache: the manifest stays as it is: %s", error)
@@ -194,7 +202,7 @@ class PackedCache:
             parameters = {name: packed.get(name) for name in digests}
             bar = byte_bar(packed.nbytes, "Checking packed weights", enabled=self._progress)
             for name, tensor in _count(parameters, bar):
-                found = digest_tensor(tensor)
+                found = _digest_parameter(tensor)
                 if found != digests[name]:
                     raise CheckpointError(
                         "a parameter has changed",
@@ -234,25 +242,28 @@ class PackedCache:
                     )
                     return
                 self._write(parameters)
-        except OSError as error:
+        except (OSError, SrtError) as error:
             logger.warning("packed cache %s is not written: %s", self._entry, error)
 
     @contextmanager
     def _lock(self) -> Iterator[bool]:
         """Whether this process is the only one that writes the entry."""
-        with (self._entry.parent / f".{self._entry.name}.lock").open("w") as stream:
+        descriptor = _open_lock(self._entry.parent / f".{self._entry.name}.lock")
+        try:
             try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
             else:
                 yield True
+        finally:
+            os.close(descriptor)
 
     def _write(self, parameters: Mapping[str, Tensor]) -> None:
         scratch, old = (self._entry.parent / f".{self._entry.name}.{s}" for s in ("tmp", "old"))
         # The lock is ours: what is there was left by a process that ended early.
         for left in (scratch, old):
-            shutil.rmtree(left, ignore_errors=True)
+            _remove(left)
         scratch.mkdir()
         try:
             specs = [TensorSpec(n, t.dtype, tuple(t.shape)) for n, t in parameters.items()]
@@ -262,7 +273,7 @@ class PackedCache:
             with CheckpointWriter(scratch, specs) as writer:
                 for name, tensor in _count(parameters, bar):
                     writer.write(name, tensor)
-                    digests[name] = digest_tensor(tensor)
+                    digests[name] = _digest_parameter(tensor)
             manifest = {
                 "key": self._key,
                 "source_files": self._identity if self._is_settled else None,
@@ -272,14 +283,51 @@ class PackedCache:
             (scratch / _MANIFEST).write_text(json.dumps(manifest, indent=1))
             if identify_files(self._checkpoint.files) != self._identity:
                 raise OSError(f"{self._checkpoint.path} has changed while it was loaded")
-            if self._entry.exists():
+            if lies_there(self._entry):
                 self._entry.rename(old)
             scratch.rename(self._entry)
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
         except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
+            _remove(scratch)
             raise
         logger.info("packed cache: wrote %s", self._entry)
+
+
+def _digest_parameter(tensor: Tensor) -> str:
+    """Dtype, shape and hash: a header may say something else of the same bytes."""
+    return f"{tensor.dtype} {list(tensor.shape)} {digest_tensor(tensor)}"
+
+
+def _open_lock(path: Path) -> int:
+    """A descriptor of the lock file `path`. Something else that lies there is removed, be it a link
+    or a pipe; a link is not followed, and nothing is emptied.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    for _ in range(2):
+        try:
+            descriptor = os.open(path, flags, 0o666)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise
+        else:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+        logger.warning("packed cache: %s is no lock file and is removed", path)
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
+    raise OSError(errno.EEXIST, "something else than a lock keeps being put there", str(path))
+
+
+def _remove(path: Path) -> None:
+    """Removes what lies at `path`, if anything does and it can be; a link, not its target."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _count(parameters: Mapping[str, Tensor], bar: tqdm[Any]) -> Iterator[tuple[str, Tensor]]:

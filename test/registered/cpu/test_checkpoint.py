@@ -179,7 +179,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("srt.model_loader.checkpoint.safe_open", refuse)
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("srt.model_loader.files.os.open", refuse)
     expect_error(tmp_path, "model.safetensors", "cannot read file", "Permission denied")
 
 

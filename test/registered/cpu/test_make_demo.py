@@ -16,6 +16,7 @@ import torch
 
 from srt.errors import SrtError
 from srt.model_loader.checkpoint import Checkpoint
+from srt.model_loader.hf_transformers import load_hf_model, load_tokenizer
 from srt.quantize.scheme import SCHEMES, quantize_weight
 from srt.test.ci_register import register_cpu_ci
 
@@ -128,9 +129,7 @@ def test_fp8_model_is_the_quantized_bf16_model(script: ModuleType, demo_models: 
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_models: Path, script: ModuleType) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(demo_models / script.FP8_NAME)
+    return load_tokenizer(demo_models / script.FP8_NAME)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +157,7 @@ def test_transformers_answers_with_paris(
     tokenizer: Any, demo_models: Path, script: ModuleType
 ) -> None:
     """The whole conversion, judged by another implementation of the architecture."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        demo_models / script.BF16_NAME, dtype=torch.float32
-    )
+    model = load_hf_model(demo_models / script.BF16_NAME, torch.float32)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     inputs = tokenizer(prompt, return_tensors="pt")

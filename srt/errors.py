@@ -23,6 +23,10 @@ class UnsupportedConfigError(SrtError):
     """The checkpoint asks for a scheme, architecture or option that this runtime does not run."""
 
 
+class KernelVersionError(SrtError, ImportError):
+    """The kernel package is absent or has a version that this srt does not work with."""
+
+
 class HubError(SrtError):
     """A model on the Hugging Face Hub cannot be had: not there, not allowed, or not reachable."""
 

@@ -1,8 +1,8 @@
 """The command `srt`.
 
 Each command is a module of this package with `add_parser(subparsers)`; its `func(args)` returns the
-exit status. What a user can put right (SrtError) ends with one line on stderr and status 2; Ctrl-C
-ends with status 130.
+exit status. What a user can put right (SrtError) ends with one line on stderr and status 2, a
+signal with status 128 + its number (`srt.utils.signals`).
 """
 
 import argparse
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from srt.entrypoints import bench, chat, env, generate, inspect, perplexity, quantize
 from srt.errors import SrtError
 from srt.utils.openmp import limit_spinning
+from srt.utils.signals import Signals, end_line
 from srt.version import __version__
 
 STATUS_ERROR = 2
@@ -41,16 +42,26 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the process's exit status."""
+def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: Its arguments; None for the process's.
+        signals: The process's signals, installed; None leaves them as they are.
+
+    Returns:
+        The process's exit status.
+    """
     args = make_parser().parse_args(argv)
+    args.signals = Signals() if signals is None else signals
     limit_spinning(os.environ)
     logging.basicConfig(
         level=logging.INFO if args.debug else logging.WARNING, format="%(name)s: %(message)s"
     )
     try:
-        status: int = args.func(args)
-        sys.stdout.flush()
+        with args.signals.working():
+            status: int = args.func(args)
+            sys.stdout.flush()
         return status
     except SrtError as error:
         if args.debug:
@@ -58,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"srt: error: {error}", file=sys.stderr)
         return STATUS_ERROR
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        end_line()
         return STATUS_INTERRUPTED
     except BrokenPipeError:
         # The reader has left (`srt ... | head`). Python would complain once more when it flushes
@@ -68,4 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from srt.__main__ import main as process
+
+    sys.exit(process())

@@ -24,7 +24,8 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status, 0 also when the report is of problems."""
     from srt.utils.environment import collect_environment, find_problems
 
-    environment = collect_environment()
+    with args.signals.importing():
+        environment = collect_environment()
     problems = find_problems(environment)
     if args.json:
         print(json.dumps(environment, indent=2))

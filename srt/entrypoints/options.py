@@ -2,12 +2,12 @@
 
 import argparse
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srt.configs.dtypes import DTYPE_CHOICES, KV_CACHE_DTYPES, QUANTIZATION_CHOICES
-from srt.errors import RequestError, SrtError
+from srt.errors import RequestError
+from srt.utils.kernels import load_kernels
 
 if TYPE_CHECKING:
     from srt.entrypoints.engine import Engine
@@ -181,11 +181,9 @@ def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engi
 
 def make_engine_of_model(args: argparse.Namespace, **options: Any) -> "Engine":
     """An engine for the model that the options of `add_model_options` describe."""
-    try:
-        import_module("sgl_kernel")
-    except ImportError as error:
-        raise SrtError(f"the kernels do not load: {error}") from error
-    from srt.entrypoints.engine import Engine
+    with args.signals.importing():
+        load_kernels()
+        from srt.entrypoints.engine import Engine
 
     return Engine(
         args.model,

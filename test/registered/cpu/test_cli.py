@@ -1,6 +1,4 @@
-"""The command line: what goes to stdout and stderr, exit statuses, and the check of the kernel's
-version.
-"""
+"""The command line: what goes to stdout and stderr, and exit statuses."""
 
 import io
 import json
@@ -11,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -26,7 +23,7 @@ from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
 register_cpu_ci(est_time=30, suite="per-commit")
 
 CONFIG = TINY_CONFIG | {"vocab_size": VOCAB_SIZE}
-SRT = [sys.executable, "-m", "srt.entrypoints.cli"]
+SRT = [sys.executable, "-m", "srt"]
 
 
 def write_model(directory: Path, *, chat_template: bool = True) -> Path:
@@ -260,28 +257,3 @@ def test_version_and_help_come_without_loading_torch(arguments: list[str]) -> No
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert ("usage" in result.stdout) or result.stdout == f"srt {srt.__version__}\n"
-
-
-@pytest.mark.parametrize("version", ["0.2.0", "0.2.7", "0.2.1.dev3"])
-def test_kernel_versions_in_range(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", lambda _: version)
-    srt._check_kernel_version()
-
-
-@pytest.mark.parametrize("version", ["0.1.9", "0.3.0", "1.0"])
-def test_kernel_versions_out_of_range(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", lambda _: version)
-    with pytest.raises(ImportError, match=rf"has version {version}\. Run: make -C sgl-kernel-cpu"):
-        srt._check_kernel_version()
-
-
-def test_kernel_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", missing)
-    with pytest.raises(
-        ImportError, match=r"is not installed\. Run: make -C sgl-kernel-cpu"
-    ) as info:
-        srt._check_kernel_version()
-    assert ">=0.2.0,<0.3.0" in str(info.value)

@@ -16,7 +16,7 @@ from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
 
-register_cpu_ci(est_time=40, suite="per-commit")
+register_cpu_ci(est_time=30, suite="per-commit")
 
 SRT = [sys.executable, "-m", "srt"]
 # Sends a signal to its own process when a module is looked for, before anything of it has run.

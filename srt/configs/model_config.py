@@ -1,7 +1,6 @@
 """What a checkpoint directory's config.json and generation_config.json say about the model."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,17 @@ from typing import Any
 import torch
 
 from srt.configs.dtypes import DTYPE_CHOICES
+from srt.configs.generation_config import (
+    GENERATION_CONFIG_FILE,
+    read_eos_token_ids,
+    read_generation_config,
+)
 from srt.configs.kv_layout import KVLayout, get_kv_layout
 from srt.configs.text_model import get_text_model
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.quantization import get_quantization_config
 from srt.layers.quantization.base_config import QuantizationConfig
 from srt.model_loader.config_files import CONFIG_FILE, read_config
-from srt.model_loader.files import lies_there, read_json
 from srt.model_loader.hf_transformers import load_hf_config
 
 logger = logging.getLogger(__name__)
@@ -33,7 +36,8 @@ class ModelConfig:
         dtype: Dtype of activations and KV cache.
         context_length: Longest sequence, prompt and output together.
         kv_layout: What the KV cache holds of one token.
-        eos_token_ids: Tokens that end a generation.
+        eos_token_ids: Tokens that end a generation, by any of the files; the engine adds those of
+            the tokenizer.
         quant_config: The checkpoint's quantization format, or None.
         skipped_modules: Modules of the checkpoint that text does not need, in canonical names.
         quantization: One of QUANTIZATION_CHOICES, or None: what `quant_config` does to an
@@ -88,6 +92,8 @@ class ModelConfig:
         if model.skipped_modules:
             logger.info("text only: %s are skipped", ", ".join(model.skipped_modules))
         quant_config = get_quantization_config(raw, quantization)
+        generation = read_generation_config(directory)
+        generation_file = directory / GENERATION_CONFIG_FILE
 
         required = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
         for key in required:
@@ -128,7 +134,9 @@ class ModelConfig:
             head_dim=head_dim,
             kv_layout=get_kv_layout(hf_config.to_dict()),
             tie_word_embeddings=bool(hf_config.tie_word_embeddings),
-            eos_token_ids=_eos_token_ids(directory, text),
+            eos_token_ids=read_eos_token_ids(
+                [(config_file, raw), (config_file, text), (generation_file, generation)]
+            ),
             quant_config=quant_config,
             skipped_modules=model.skipped_modules,
             quantization=quantization,
@@ -144,18 +152,3 @@ def _resolve_dtype(requested: str) -> torch.dtype:
         )
     dtype: torch.dtype = getattr(torch, requested)
     return dtype
-
-
-def _eos_token_ids(directory: Path, config: Mapping[str, Any]) -> frozenset[int]:
-    """The ids of generation_config.json, which chat models extend, or else those of config.json."""
-    file = directory / "generation_config.json"
-    generation = read_json(file) if lies_there(file) else {}
-    source, value = file, generation.get("eos_token_id")
-    if value is None:
-        source, value = directory / CONFIG_FILE, config.get("eos_token_id")
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) for i in ids):
-        raise CheckpointError(
-            "eos_token_id is neither an integer nor a list of integers", file=source, found=value
-        )
-    return frozenset(ids)

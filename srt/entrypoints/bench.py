@@ -89,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
     ]
     # Prompts are the same in every run, and are to be computed in every run.
     args.disable_radix_cache = True
+    # A penalty in generation_config.json would be measured with the model.
+    args.sampling_defaults = "greedy"
     with make_engine(args, max_running_requests=max(args.batch_size)) as engine:
         threads = _threads()
         contenders: list[Contender] = [OurEngine(engine, f"srt {Path(args.model).name}")]

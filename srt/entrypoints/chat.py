@@ -2,13 +2,17 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from srt.entrypoints.options import (
     add_engine_options,
-    add_sampling_options,
     make_engine,
+)
+from srt.entrypoints.sampling_options import (
+    add_sampling_options,
+    add_template_option,
     make_sampling_params,
+    read_template_kwargs,
 )
 from srt.errors import RequestError
 
@@ -28,6 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add_engine_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message of every conversation")
+    add_template_option(parser)
     add_sampling_options(parser)
     parser.set_defaults(func=run)
 
@@ -35,6 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     params = make_sampling_params(args)
+    template_kwargs = read_template_kwargs(args)
     with make_engine(args, max_running_requests=1) as engine:
         if not engine.has_chat_template:
             raise RequestError(f"{args.model} has no chat template; use: srt generate --raw")
@@ -53,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"unknown command {text.split()[0]}; {_HELP}", file=sys.stderr)
             elif text:
                 conversation.append({"role": "user", "content": text})
-                _answer(engine, conversation, params, interactive)
+                _answer(engine, conversation, params, template_kwargs, interactive)
 
 
 def _read_message(interactive: bool) -> str | None:
@@ -79,12 +85,18 @@ def _answer(
     engine: "Engine",
     conversation: list[dict[str, str]],
     params: "SamplingParams",
+    template_kwargs: dict[str, Any] | None,
     interactive: bool,
 ) -> None:
     """Writes the answer as it comes and adds it, or what Ctrl-C left of it, to the conversation."""
     text = ""
     try:
-        chunks = engine.generate(messages=conversation, sampling_params=params, stream=True)
+        chunks = engine.generate(
+            messages=conversation,
+            sampling_params=params,
+            chat_template_kwargs=template_kwargs,
+            stream=True,
+        )
     except RequestError as error:
         if not interactive:
             raise

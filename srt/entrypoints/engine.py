@@ -1,12 +1,13 @@
 """The runtime as a Python object."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from srt.configs.generation_config import get_sampling_defaults
 from srt.configs.model_config import ModelConfig
 from srt.entrypoints.chunk_stream import ChunkRouter, ChunkStream
 from srt.entrypoints.outputs import GenerateChunk
@@ -58,6 +59,9 @@ class Engine:
             instead of packing; None for none.
         num_threads: Threads of the process's Torch operators and the kernels; None takes one a
             physical core that the process may use (`srt.utils.threads`).
+        sampling_defaults: What stands in for sampling parameters that a request leaves open:
+            `model` for what the checkpoint's generation_config.json says (greedy where it says
+            nothing), or `greedy`.
         progress: Show progress bars on stderr if that is a terminal.
 
     Raises:
@@ -84,6 +88,7 @@ class Engine:
         compiled_batch_sizes: Sequence[int] | None = None,
         packed_cache: str | Path | None = None,
         num_threads: int | None = None,
+        sampling_defaults: str = "model",
         progress: bool = True,
     ) -> None:
         for name, value in (
@@ -102,6 +107,7 @@ class Engine:
             context_length,
             quantization,
         )
+        defaults = get_sampling_defaults(self.model_config.path, sampling_defaults)
         self.tokenizer: Any | None = load_tokenizer(self.model_config.path)
         batch_sizes = compiled_batch_sizes or default_batch_sizes(max_running_requests)
         self._runner: ModelRunner | None = ModelRunner(
@@ -119,7 +125,7 @@ class Engine:
         self._router: ChunkRouter | None = ChunkRouter(
             Scheduler(self._runner, chunked_prefill_size, enable_radix_cache=enable_radix_cache)
         )
-        self._builder = RequestBuilder(self.model_config, self.tokenizer)
+        self._builder = RequestBuilder(self.model_config, self.tokenizer, defaults)
         self._rids = itertools.count()
 
     @property
@@ -150,21 +156,28 @@ class Engine:
     def generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams
+        | Mapping[str, Any]
+        | Sequence[SamplingParams | Mapping[str, Any]]
+        | None = None,
         *,
         messages: Sequence[Message] | Sequence[Sequence[Message]] | None = None,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         stream: bool = False,
     ) -> Any:
         """Generates for one input or for several, which are decoded together.
 
         Args:
             prompt: A text as it is, or several.
-            sampling_params: For all inputs, or one for each; None for the defaults of
-                :class:`SamplingParams`.
+            sampling_params: For all inputs, or one for each, also as a dict of the names of
+                :class:`SamplingParams`; None for the defaults.
             messages: Instead of a prompt: a conversation (`[{"role": "user", "content": "..."}]`)
                 for the chat template, or several.
-            input_ids: Instead of a prompt: token ids, or several lists of them.
+            input_ids: Instead of a prompt: token ids, or several lists of them; also as arrays or
+                tensors of integers.
+            chat_template_kwargs: With messages: variables for the chat template, such as
+                `{"enable_thinking": False}`.
             stream: Return an iterator of :class:`GenerateChunk`, one for every token as it comes,
                 instead of results.
 
@@ -179,13 +192,10 @@ class Engine:
             EngineStateError: The engine is shut down, or another thread is using it.
         """
         router = self._live_router()
-        batch, is_single = self._builder.token_ids(prompt, messages, input_ids)
-        params = sampling_params or SamplingParams()
-        all_params = [params] * len(batch) if isinstance(params, SamplingParams) else list(params)
-        if len(all_params) != len(batch):
-            raise RequestError(
-                f"sampling_params: expected one or {len(batch)}, found {len(all_params)}"
-            )
+        batch, is_single = self._builder.token_ids(
+            prompt, messages, input_ids, chat_template_kwargs
+        )
+        all_params = self._builder.sampling_params(sampling_params, len(batch))
         reqs = [
             self._builder.make_req(next(self._rids), f"request {i}", ids, own)
             for i, (ids, own) in enumerate(zip(batch, all_params, strict=True))
@@ -201,10 +211,11 @@ class Engine:
         self,
         rid: str,
         prompt: str | None = None,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
         *,
         messages: Sequence[Message] | None = None,
         input_ids: Sequence[int] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """Queues one request, for :meth:`step` to run with the others. May be called from any
         thread.
@@ -219,12 +230,13 @@ class Engine:
         """
         router = self._live_router()
         _check_rid(rid)
-        batch, is_single = self._builder.token_ids(prompt, messages, input_ids)
+        batch, is_single = self._builder.token_ids(
+            prompt, messages, input_ids, chat_template_kwargs
+        )
         if not is_single:
             raise RequestError(f"request {rid}: expected a single input, found a list")
-        req = self._builder.make_req(
-            rid, f"request {rid}", batch[0], sampling_params or SamplingParams()
-        )
+        params = self._builder.sampling_params([sampling_params], 1)[0]
+        req = self._builder.make_req(rid, f"request {rid}", batch[0], params)
         router.scheduler.add([req])
 
     def step(self) -> list[GenerateChunk]:

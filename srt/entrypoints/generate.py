@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from srt.entrypoints.options import (
     add_engine_options,
-    add_sampling_options,
     make_engine,
-    make_sampling_params,
     read_text,
+)
+from srt.entrypoints.sampling_options import (
+    add_sampling_options,
+    add_template_option,
+    make_sampling_params,
+    read_template_kwargs,
 )
 from srt.errors import RequestError, SrtError
 
@@ -48,12 +52,31 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     form.add_argument("--raw", action="store_true", help="continue the prompt as it is")
     group.add_argument("--system", metavar="TEXT", help="system message before the prompt")
+    add_template_option(group)
     add_sampling_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--json",
         action="store_true",
         help="print one JSON object with texts, token ids and statistics",
+    )
+    output.add_argument(
+        "--logprobs",
+        action="store_true",
+        help="with --json: log-probabilities of the generated tokens, by the model's own "
+        "distribution",
+    )
+    output.add_argument(
+        "--top-logprobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --logprobs: those of the N most likely tokens too",
+    )
+    output.add_argument(
+        "--prompt-logprobs",
+        action="store_true",
+        help="with --json: log-probabilities of the prompt's tokens",
     )
     output.add_argument(
         "--stream",
@@ -66,10 +89,20 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    params = make_sampling_params(args)
+    if (args.logprobs or args.prompt_logprobs) and not args.json:
+        raise RequestError("--logprobs and --prompt-logprobs need --json")
+    if args.top_logprobs and not (args.logprobs or args.prompt_logprobs):
+        raise RequestError("--top-logprobs needs --logprobs or --prompt-logprobs")
+    params = make_sampling_params(
+        args,
+        return_logprob=args.logprobs,
+        top_logprobs_num=args.top_logprobs,
+        return_prompt_logprob=args.prompt_logprobs,
+    )
+    template_kwargs = read_template_kwargs(args)
     prompts = args.prompt or [read_text(args.prompt_file, "the prompt").removesuffix("\n")]
     with make_engine(args, max_running_requests=min(len(prompts), 32)) as engine:
-        request = _request(engine, prompts, args)
+        request = _request(engine, prompts, args, template_kwargs)
         if len(prompts) == 1 and args.stream and not args.json:
             outputs = [_stream(engine.generate(sampling_params=params, stream=True, **request))]
         else:
@@ -88,12 +121,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _request(engine: "Engine", prompts: list[str], args: argparse.Namespace) -> dict[str, Any]:
+def _request(
+    engine: "Engine",
+    prompts: list[str],
+    args: argparse.Namespace,
+    template_kwargs: dict[str, Any] | None,
+) -> dict[str, Any]:
     """The arguments of Engine.generate for the prompts, as conversations or as they are."""
     if args.raw or not (args.chat or engine.has_chat_template):
-        if args.system is not None:
+        for option, value in (
+            ("--system", args.system),
+            ("--chat-template-kwargs", template_kwargs),
+        ):
+            if value is None:
+                continue
             raise RequestError(
-                "--system needs a chat template, "
+                f"{option} needs a chat template, "
                 + (
                     "which --raw goes without"
                     if args.raw
@@ -102,7 +145,10 @@ def _request(engine: "Engine", prompts: list[str], args: argparse.Namespace) -> 
             )
         return {"prompt": prompts}
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
-    return {"messages": [[*system, {"role": "user", "content": prompt}] for prompt in prompts]}
+    return {
+        "messages": [[*system, {"role": "user", "content": prompt}] for prompt in prompts],
+        "chat_template_kwargs": template_kwargs,
+    }
 
 
 def _stream(chunks: Any) -> "GenerateOutput":

@@ -11,7 +11,6 @@ from srt.utils.kernels import load_kernels
 
 if TYPE_CHECKING:
     from srt.entrypoints.engine import Engine
-    from srt.sampling.sampling_params import SamplingParams
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -116,52 +115,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Options of how tokens are chosen."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "--max-new-tokens",
-        type=int,
-        default=512,
-        metavar="N",
-        help="most tokens to generate (default: %(default)s)",
-    )
-    group.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="0 takes the most likely token (default: %(default)s)",
-    )
-    group.add_argument(
-        "--top-k",
-        type=int,
-        default=-1,
-        metavar="K",
-        help="sample among the K most likely tokens (default: all)",
-    )
-    group.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="sample among the most likely tokens of this total probability (default: %(default)s)",
-    )
-    group.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end before this text; may be repeated",
-    )
-    group.add_argument(
-        "--ignore-eos", action="store_true", help="generate on past the end-of-sequence token"
-    )
-    group.add_argument(
-        "--seed", type=int, metavar="N", help="seed of the random numbers (default: fresh ones)"
-    )
-
-
 def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engine":
     """The engine that the options of `add_engine_options` describe."""
     return make_engine_of_model(
@@ -176,6 +129,7 @@ def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engi
         chunked_prefill_size=args.chunked_prefill_size,
         disable_graph=args.disable_graph,
         enable_torch_compile=args.enable_torch_compile,
+        sampling_defaults=args.sampling_defaults,
     )
 
 
@@ -207,18 +161,3 @@ def read_text(file: Path, what: str) -> str:
         return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"cannot read {what}: {error}") from error
-
-
-def make_sampling_params(args: argparse.Namespace) -> "SamplingParams":
-    """The sampling parameters that the options describe."""
-    from srt.sampling.sampling_params import SamplingParams
-
-    return SamplingParams(
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        stop=tuple(args.stop),
-        ignore_eos=args.ignore_eos,
-        seed=args.seed,
-    )

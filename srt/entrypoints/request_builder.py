@@ -1,14 +1,16 @@
 """From what a caller gives to requests, with everything checked that can be wrong with them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from srt.configs.model_config import ModelConfig
+from srt.entrypoints.request_inputs import as_conversations, as_texts, as_token_ids
 from srt.errors import RequestError
 from srt.managers.schedule_batch import Req, RequestId
 from srt.managers.tokenizer import encode, encode_chat
+from srt.sampling.checks import describe
 from srt.sampling.detokenizer import IncrementalDetokenizer
-from srt.sampling.sampling_params import SamplingParams
+from srt.sampling.sampling_params import DistributionParams, SamplingParams
 
 
 class RequestBuilder:
@@ -17,17 +19,25 @@ class RequestBuilder:
     Args:
         config: The model's configuration.
         tokenizer: Its tokenizer, or None.
+        defaults: What stands in for sampling parameters that a request leaves open.
     """
 
-    def __init__(self, config: ModelConfig, tokenizer: Any | None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokenizer: Any | None,
+        defaults: DistributionParams | None = None,
+    ) -> None:
         self._config = config
         self._tokenizer = tokenizer
+        self._defaults = defaults or DistributionParams()
 
     def token_ids(
         self,
-        prompt: str | Sequence[str] | None,
-        messages: Sequence[Any] | None,
-        input_ids: Sequence[Any] | None,
+        prompt: object,
+        messages: object,
+        input_ids: object,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[list[list[int]], bool]:
         """Token ids of every input, and whether a single one was given."""
         given = {"prompt": prompt, "messages": messages, "input_ids": input_ids}
@@ -37,27 +47,50 @@ class RequestBuilder:
                 "expected one of prompt, messages and input_ids, "
                 f"found {' and '.join(names) or 'none'}"
             )
+        if chat_template_kwargs is not None and messages is None:
+            raise RequestError("chat_template_kwargs go with messages")
         if input_ids is not None:
-            is_single = not input_ids or not isinstance(input_ids[0], Sequence)
-            return [list(ids) for ids in ([input_ids] if is_single else input_ids)], is_single
+            return as_token_ids(input_ids)
         if self._tokenizer is None:
             raise RequestError(f"{self._config.path} has no tokenizer; give input_ids")
         if prompt is not None:
-            texts = [prompt] if isinstance(prompt, str) else prompt
-            return [encode(self._tokenizer, text) for text in texts], isinstance(prompt, str)
-        assert messages is not None
-        is_single = not messages or isinstance(messages[0], dict)
-        conversations = [messages] if is_single else messages
+            texts, is_single = as_texts(prompt)
+            return [encode(self._tokenizer, text) for text in texts], is_single
+        conversations, is_single = as_conversations(messages)
         return [
-            encode_chat(self._tokenizer, conversation) for conversation in conversations
+            encode_chat(self._tokenizer, conversation, chat_template_kwargs)
+            for conversation in conversations
         ], is_single
 
+    def sampling_params(self, given: object, count: int) -> list[SamplingParams]:
+        """Sampling parameters of `count` inputs, without None in what has a default here."""
+        values = list(given) if isinstance(given, Sequence) else [given] * count
+        if len(values) != count:
+            raise RequestError(f"sampling_params: expected one or {count}, found {len(values)}")
+        result = []
+        for value in values:
+            if value is None:
+                value = SamplingParams()
+            elif isinstance(value, Mapping):
+                value = SamplingParams.from_mapping(value)
+            if not isinstance(value, SamplingParams):
+                raise RequestError(
+                    f"sampling_params: expected SamplingParams, found {describe(value)}"
+                )
+            result.append(value.with_defaults(self._defaults))
+        return result
+
     def make_req(self, rid: RequestId, label: str, ids: list[int], params: SamplingParams) -> Req:
+        """One request.
+
+        Raises:
+            RequestError: It cannot be served.
+        """
         config = self._config
         if not ids:
             raise RequestError(f"{label}: the prompt is empty")
         for token in ids:
-            if not isinstance(token, int) or not 0 <= token < config.vocab_size:
+            if not 0 <= token < config.vocab_size:
                 raise RequestError(
                     f"{label}: expected token ids from 0 to {config.vocab_size - 1}, "
                     f"found {token!r}"
@@ -68,9 +101,15 @@ class RequestBuilder:
                 f"{label}: a prompt of {len(ids)} tokens leaves no room to generate in "
                 f"a context of {config.context_length}"
             )
+        for token in params.logit_bias or ():
+            if token >= config.vocab_size:
+                raise RequestError(
+                    f"{label}: logit_bias: expected token ids from 0 to {config.vocab_size - 1}, "
+                    f"found {token}"
+                )
         if params.stop and self._tokenizer is None:
             raise RequestError(f"{label}: stop texts need a tokenizer; give stop_token_ids")
         detokenizer = None
         if self._tokenizer is not None:
-            detokenizer = IncrementalDetokenizer(self._tokenizer, ids, params.stop)
+            detokenizer = IncrementalDetokenizer(self._tokenizer, ids, params.stop or ())
         return Req(rid, ids, params, detokenizer, min(params.max_new_tokens, room), label=label)

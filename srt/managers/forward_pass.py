@@ -86,8 +86,8 @@ class ForwardPass:
 
     def _choose(self, logits: Tensor, computed: Sequence[Progress]) -> list[Progress]:
         """Adds the next token to what a pass has computed; `logits` has a row for each."""
-        tokens = _sample(logits, [one.req for one in computed])
         eos = self._runner.config.eos_token_ids
+        tokens = _sample(logits, [one.req for one in computed], eos)
         progress = []
         for row, (one, token) in enumerate(zip(computed, tokens, strict=True)):
             req = one.req
@@ -124,14 +124,17 @@ def _isolated(
     return [one for item in items for one in _isolated(compute, [item], request_of)]
 
 
-def _sample(logits: Tensor, reqs: Sequence[Req]) -> Sequence[int | Exception | None]:
+def _sample(
+    logits: Tensor, reqs: Sequence[Req], eos_token_ids: frozenset[int]
+) -> Sequence[int | Exception | None]:
     """The next token of each request, or the error that drawing it raised."""
     try:
-        return sample(logits, [req.sampler for req in reqs], [req.output_ids for req in reqs])
+        samplers, outputs = [req.sampler for req in reqs], [req.output_ids for req in reqs]
+        return sample(logits, samplers, outputs, eos_token_ids)
     except Exception as error:  # noqa: BLE001 - it goes to the request
         if len(reqs) == 1:
             return [error]
-    return [_sample(logits[i : i + 1], [req])[0] for i, req in enumerate(reqs)]
+    return [_sample(logits[i : i + 1], [req], eos_token_ids)[0] for i, req in enumerate(reqs)]
 
 
 def _prompt_logprobs(req: Req, logits: Tensor) -> list[TokenLogprob | None]:

@@ -89,7 +89,7 @@ class Req:
     _ids: TokenArray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.sampler = TokenSampler(self.params)
+        self.sampler = TokenSampler(self.params, self.prompt_ids)
         self._ids = np.empty(self.num_slots + 1, dtype=np.int32)
         self._ids[: len(self.prompt_ids)] = self.prompt_ids
 
@@ -137,7 +137,7 @@ class Req:
         finish: FinishReason | None = None
         matched: int | str | None = None
         detokenizer = copy.copy(self.detokenizer)
-        if token_id in params.stop_token_ids or (
+        if token_id in (params.stop_token_ids or ()) or (
             token_id in eos_token_ids and not params.ignore_eos
         ):
             finish, matched = FinishReason.STOP, token_id

@@ -5,12 +5,11 @@ from typing import Any
 
 from srt.errors import RequestError
 from srt.managers.chat_template import get_renderer
+from srt.managers.messages import Message, check_message, check_template_kwargs, check_text
 from srt.model_loader.files import explain
 from srt.model_loader.hf_transformers import load_tokenizer
 
 __all__ = ["Message", "encode", "encode_chat", "load_tokenizer"]
-
-Message = Mapping[str, Any]
 
 # Names of a message's reasoning, the one that templates read first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -20,18 +19,47 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a plain prompt, with the special tokens that the tokenizer adds.
 
     Raises:
-        RequestError: The tokenizer cannot encode it.
+        RequestError: The text is not Unicode, or the tokenizer cannot encode it.
     """
+    check_text("the prompt", text)
     return _encode(tokenizer, text)
 
 
-def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+def encode_chat(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> list[int]:
     """Token ids of a conversation whose next message is the model's, by the tokenizer's chat
     template.
+
+    A message's content may be a list of parts (`{"type": "text", "text": ...}`), which are joined
+    by line breaks; that of an assistant may be None, which stands for no text.
+
+    Args:
+        tokenizer: The tokenizer.
+        messages: Each an object with `role` and `content`.
+        template_kwargs: Further variables for the template.
 
     Raises:
         RequestError: There is no template, or several without a default; it refuses the messages,
             fails on them, or does not end within its limits.
+    """
+    text = render_chat(tokenizer, messages, template_kwargs)
+    check_text("the conversation", text)
+    # The template has written the special tokens already.
+    return _encode(tokenizer, text, add_special_tokens=False)
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    template_kwargs: Mapping[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """The text that the chat template makes of a conversation, for :func:`encode_chat`; up to the
+    beginning of the next answer with `add_generation_prompt`.
     """
     template = tokenizer.chat_template
     if not template:
@@ -43,19 +71,16 @@ def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
         )
     if not messages:
         raise RequestError("a conversation needs at least one message")
-    for message in messages:
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise RequestError(f"expected messages with 'role' and 'content', found {message!r}")
+    checked = [check_message(message) for message in messages]
     variables = {
         **tokenizer.special_tokens_map,
-        "messages": [_as_template_sees(message) for message in messages],
+        "messages": [_as_template_sees(message) for message in checked],
         "tools": None,
         "documents": None,
-        "add_generation_prompt": True,
+        "add_generation_prompt": add_generation_prompt,
+        **check_template_kwargs(template_kwargs),
     }
-    text = get_renderer().render(template, variables)
-    # The template has written the special tokens already.
-    return _encode(tokenizer, text, add_special_tokens=False)
+    return get_renderer().render(template, variables)
 
 
 def _as_template_sees(message: Message) -> dict[str, Any]:

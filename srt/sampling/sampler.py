@@ -1,14 +1,16 @@
 """From logits to the next tokens."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from srt.errors import RequestError
+from srt.sampling.logit_adjuster import LogitAdjuster
 from srt.sampling.random_numbers import fresh_seed, uniform
-from srt.sampling.sampling_params import SamplingParams
+from srt.sampling.sampling_params import DistributionParams, SamplingParams
 
 # Candidates that are sorted at first for top-p: nearly always enough, and the whole vocabulary
 # takes milliseconds.
@@ -16,27 +18,57 @@ _TOP_P_CANDIDATES = 256
 
 
 class TokenSampler:
-    """Chooses the tokens of one request. It keeps nothing from one choice to the next: a choice
-    depends on the logits, the tokens generated before and the seed, never on what else runs, and
-    can be made again.
+    """Chooses the tokens of one request. A choice depends on the logits, the tokens generated
+    before and the seed, never on what else runs, and can be made again.
 
     Args:
         params: The request's parameters.
+        prompt_ids: Its prompt.
     """
 
-    def __init__(self, params: SamplingParams) -> None:
-        self._params = params
+    def __init__(self, params: SamplingParams, prompt_ids: Iterable[int] = ()) -> None:
+        self._distribution = params.distribution()
         self._seed = fresh_seed() if params.seed is None else params.seed
-        self.is_greedy = params.is_greedy
+        self._adjuster = LogitAdjuster(params, prompt_ids)
+        self._stop_ids = frozenset(params.stop_token_ids or ())
+        self._ignore_eos = params.ignore_eos
 
-    def choose(self, logits: Tensor, output_ids: Sequence[int]) -> int:
-        """The token that follows `output_ids`, drawn; `logits` is `[vocab_size]`, float32."""
-        probs, ids = next_token_probs(logits, self._params)
+    def takes_largest(self, length: int) -> bool:
+        """Whether the token after `length` generated ones is the one with the largest logit."""
+        return self._distribution.is_greedy and not self._adjuster.concerns(length)
+
+    def choose(
+        self,
+        logits: Tensor,
+        output_ids: Sequence[int],
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> int:
+        """The token that follows `output_ids`.
+
+        Args:
+            logits: `[vocab_size]` float32, without NaN.
+            output_ids: Tokens generated so far.
+            eos_token_ids: The model's end-of-sequence tokens.
+
+        Raises:
+            RequestError: The parameters leave no token possible.
+        """
+        if self._adjuster.concerns(len(output_ids)):
+            ending = self._stop_ids if self._ignore_eos else self._stop_ids | eos_token_ids
+            logits = self._adjuster.adjust(logits, output_ids, ending)
+            if not math.isfinite(logits.max()):
+                raise RequestError("the sampling parameters leave no token that is possible")
+        if self._distribution.is_greedy:
+            return int(logits.numpy().argmax())
+        probs, ids = next_token_probs(logits, self._distribution)
         return int(ids[draw(probs, uniform(self._seed, len(output_ids)))])
 
 
 def sample(
-    logits: Tensor, samplers: Sequence[TokenSampler], outputs: Sequence[Sequence[int]]
+    logits: Tensor,
+    samplers: Sequence[TokenSampler],
+    outputs: Sequence[Sequence[int]],
+    eos_token_ids: frozenset[int] = frozenset(),
 ) -> list[int | None]:
     """The next token of each request.
 
@@ -44,6 +76,7 @@ def sample(
         logits: `[B, vocab_size]` float32.
         samplers: That of each row.
         outputs: The tokens that each row's request has generated so far.
+        eos_token_ids: The model's end-of-sequence tokens.
 
     Returns:
         Token ids; None for a row with NaN or infinity, which has none.
@@ -54,8 +87,8 @@ def sample(
         # NaN is the largest of all to argmax, so that this sees every row that cannot be sampled.
         if not math.isfinite(array[row, tokens[row]]):
             tokens[row] = None
-        elif not sampler.is_greedy:
-            tokens[row] = sampler.choose(logits[row], output_ids)
+        elif not sampler.takes_largest(len(output_ids)):
+            tokens[row] = sampler.choose(logits[row], output_ids, eos_token_ids)
     return tokens
 
 
@@ -69,7 +102,7 @@ def draw(probs: Tensor, number: float) -> int:
     return min(index, int(sums.searchsorted(sums[-1], side="left")))
 
 
-def next_token_probs(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+def next_token_probs(logits: Tensor, params: DistributionParams) -> tuple[Tensor, Tensor]:
     """The distribution that a token is drawn from: temperature, then top-k, then top-p and min-p
     over what top-k left.
 
@@ -103,7 +136,7 @@ def next_token_probs(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Te
     return probs, ids
 
 
-def _most_likely(probs: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+def _most_likely(probs: Tensor, params: DistributionParams) -> tuple[Tensor, Tensor]:
     """As many of the most likely tokens, in falling order, as top-p and min-p can keep."""
     count = min(_TOP_P_CANDIDATES, probs.numel())
     while True:

@@ -1,32 +1,99 @@
 """How the tokens of one request are chosen and when it ends."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from srt.errors import RequestError
+from srt.sampling import checks
 from srt.sampling.random_numbers import SEED_LIMIT
+
+_OPENAI_PENALTY = "a number from -2 to 2"
+
+
+@dataclass(frozen=True)
+class DistributionParams:
+    """How the distribution that a token is drawn from is made of the model's. A checkpoint's
+    generation_config.json gives defaults for these.
+
+    Attributes:
+        temperature: Divisor of the logits; 0, or what float32 cannot tell from it (below 1.2e-38),
+            takes the most likely token (greedy) and ignores the next three.
+        top_k: Sample among the k most likely tokens; -1 or 0 for all.
+        top_p: Sample among the fewest most likely tokens whose probabilities reach this sum, in (0,
+            1].
+        min_p: Sample among tokens at least this share as likely as the most likely one, in [0, 1].
+        repetition_penalty: Divides the logits above 0 of all tokens that the prompt or the output
+            has, and multiplies those below 0; 1 for none.
+
+    Raises:
+        RequestError: A value out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        above_0 = math.nextafter(0, 1)
+        self._set("temperature", checks.number("temperature", self.temperature, _FINITE, 0))
+        top_k = checks.integer(
+            "top_k", self.top_k, "an integer >= 1, or -1 or 0 for all tokens", -1
+        )
+        self._set("top_k", top_k or -1)
+        self._set("top_p", checks.number("top_p", self.top_p, "a number in (0, 1]", above_0, 1))
+        self._set("min_p", checks.number("min_p", self.min_p, "a number in [0, 1]", 0, 1))
+        penalty = checks.number(
+            "repetition_penalty",
+            self.repetition_penalty,
+            "a number > 0",
+            checks.FLOAT32_TINY,
+        )
+        self._set("repetition_penalty", penalty)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken without drawing."""
+        return self.temperature < checks.FLOAT32_TINY or self.top_k == 1
+
+
+_FINITE = "a finite number >= 0"
+DISTRIBUTION_NAMES = tuple(entry.name for entry in fields(DistributionParams))
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling parameters of one request, checked when they are made.
 
+    None stands for a default. That of the first five is the engine's (`sampling_defaults`): what
+    the checkpoint's generation_config.json says, or greedy.
+
     Attributes:
+        temperature: See :class:`DistributionParams`; likewise the next four.
+        presence_penalty: Subtracted from the logits of all tokens generated so far, from -2 to 2.
+        frequency_penalty: Subtracted from a token's logit once for each time that it was generated,
+            from -2 to 2.
+        logit_bias: Numbers added to the logits of some tokens, by token id.
         max_new_tokens: Most tokens to generate, at least 1.
-        temperature: Divisor of the logits; 0 takes the most likely token (greedy) and ignores the
-            next three.
-        top_k: Sample among the k most likely tokens; -1 for all.
-        top_p: Sample among the fewest most likely tokens whose probabilities reach this sum, in (0,
-            1].
-        min_p: Sample among tokens at least this share as likely as the most likely one, in [0, 1].
+        min_new_tokens: Tokens to generate before the request may end: until then end-of-sequence
+            and stop tokens are impossible, and stop texts do not count.
         stop: Texts that end the generation; the output ends before them. A single text may be given
-            as it is.
+            as it is. They may contain special tokens (`<|im_end|>`), also where the output
+            leaves these out.
         stop_token_ids: Tokens that end the generation besides the model's own; not part of the
             text.
         ignore_eos: Generate on past the model's end-of-sequence tokens.
+        skip_special_tokens: Leave special tokens out of the text.
         seed: Seed of this request's random numbers, from 0 to 2**64 - 1; each gives others. None
             takes fresh ones.
-        return_logprob: Return the log-probability of each generated token.
+        return_logprob: Return the log-probability of each generated token. Log-probabilities are
+            the model's own, before anything that these parameters do to its logits.
         top_logprobs_num: With it, those of this many of the most likely tokens.
         return_prompt_logprob: Return them for the prompt's tokens too; such a prompt is computed
             anew even where the cache has a prefix of it.
@@ -35,80 +102,78 @@ class SamplingParams:
         RequestError: A value out of range.
     """
 
-    max_new_tokens: int = 128
-    temperature: float = 1.0
-    top_k: int = -1
-    top_p: float = 1.0
-    min_p: float = 0.0
-    stop: tuple[str, ...] | list[str] | str = ()
-    stop_token_ids: tuple[int, ...] | list[int] = ()
+    max_new_tokens: int = 512
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    min_new_tokens: int = 0
+    stop: Sequence[str] | str | None = ()
+    stop_token_ids: Sequence[int] | None = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     seed: int | None = None
     return_logprob: bool = False
     top_logprobs_num: int = 0
     return_prompt_logprob: bool = False
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        _check(
-            "max_new_tokens",
-            self.max_new_tokens,
-            _is_int(self.max_new_tokens, 1),
-            "an integer >= 1",
-        )
-        _check(
-            "temperature",
-            self.temperature,
-            _is_real(self.temperature) and self.temperature >= 0,
-            "a finite number >= 0",
-        )
-        _check(
-            "top_k",
-            self.top_k,
-            self.top_k == -1 or _is_int(self.top_k, 1),
-            "an integer >= 1, or -1 for all tokens",
-        )
-        _check(
-            "top_p", self.top_p, _is_real(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]"
-        )
-        _check(
-            "min_p", self.min_p, _is_real(self.min_p) and 0 <= self.min_p <= 1, "a number in [0, 1]"
-        )
-        _check(
-            "top_logprobs_num",
-            self.top_logprobs_num,
-            _is_int(self.top_logprobs_num, 0),
-            "an integer >= 0",
-        )
-        _check(
-            "stop", stop, all(isinstance(s, str) and s for s in stop), "texts that are not empty"
-        )
-        ids = self.stop_token_ids
-        _check("stop_token_ids", ids, all(_is_int(i, 0) for i in ids), "token ids >= 0")
-        seed = self.seed
-        _check(
-            "seed",
-            seed,
-            seed is None or (_is_int(seed, 0) and seed < SEED_LIMIT),
-            "an integer from 0 to 2**64 - 1, or None",
+        checked = self.distribution()
+        for name in DISTRIBUTION_NAMES:
+            if getattr(self, name) is not None:
+                self._set(name, getattr(checked, name))
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._set(name, checks.number(name, getattr(self, name), _OPENAI_PENALTY, -2, 2))
+        self._set("logit_bias", checks.logit_bias("logit_bias", self.logit_bias))
+        for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0), ("top_logprobs_num", 0)):
+            value = checks.integer(name, getattr(self, name), f"an integer >= {least}", least)
+            self._set(name, value)
+        if self.min_new_tokens > self.max_new_tokens:
+            expected = f"an integer from 0 to max_new_tokens ({self.max_new_tokens})"
+            raise checks.refuse("min_new_tokens", expected, self.min_new_tokens)
+        self._set("stop", checks.texts("stop", self.stop))
+        self._set("stop_token_ids", checks.token_ids("stop_token_ids", self.stop_token_ids))
+        for name in _FLAGS:
+            self._set(name, checks.flag(name, getattr(self, name)))
+        if self.seed is not None:
+            expected = "an integer from 0 to 2**64 - 1, or None"
+            self._set("seed", checks.integer("seed", self.seed, expected, 0, SEED_LIMIT - 1))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "SamplingParams":
+        """The parameters of an object such as a request in JSON has.
+
+        Raises:
+            RequestError: An unknown name, or a value out of range.
+        """
+        names = [entry.name for entry in fields(cls)]
+        for name in values:
+            if name not in names:
+                raise RequestError(
+                    f"there is no sampling parameter {checks.describe(name)}; "
+                    f"expected {', '.join(names)}"
+                )
+        return cls(**values)
+
+    def distribution(self, defaults: DistributionParams | None = None) -> DistributionParams:
+        """The first five, with `defaults` (None: greedy) in the place of None."""
+        given = {name: getattr(self, name) for name in DISTRIBUTION_NAMES}
+        return replace(
+            defaults or DistributionParams(),
+            **{name: value for name, value in given.items() if value is not None},
         )
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is taken without drawing."""
-        return self.temperature == 0 or self.top_k == 1
+    def with_defaults(self, defaults: DistributionParams) -> "SamplingParams":
+        """These parameters without None in the first five."""
+        resolved = self.distribution(defaults)
+        return replace(self, **{name: getattr(resolved, name) for name in DISTRIBUTION_NAMES})
 
 
-def _is_int(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check(name: str, value: object, ok: bool, expected: str) -> None:
-    if not ok:
-        raise RequestError(f"sampling parameter {name}: expected {expected}, found {value!r}")
+_FLAGS = ("ignore_eos", "skip_special_tokens", "return_logprob", "return_prompt_logprob")

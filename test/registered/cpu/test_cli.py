@@ -169,7 +169,8 @@ def test_chat_keeps_the_conversation(
 ) -> None:
     conversations: list[list[str]] = []
 
-    def record(_: object, messages: list[dict[str, str]]) -> list[int]:
+    def record(_: object, messages: list[dict[str, str]], kwargs: object) -> list[int]:
+        assert kwargs is None
         conversations.append([message["role"] for message in messages])
         return [5, 6, 7]
 

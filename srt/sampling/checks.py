@@ -1,0 +1,127 @@
+"""Checks of values that a caller gives, with one form of refusal: what was expected, and what came.
+
+A number is checked as the float32 that it is used as. Whole numbers may be of any integer type
+(NumPy's too), never bool.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+
+import numpy as np
+
+from srt.errors import RequestError
+
+# As Python's numbers, since NumPy would convert what they are compared with to float32.
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+FLOAT32_TINY = float(np.finfo(np.float32).tiny)
+
+_SHOWN = 200  # characters of a refused value
+
+
+def describe(value: object) -> str:
+    """A value as an error shows it: on one line, and not longer than a line can be read."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, deep nesting
+        return f"a value of type {type(value).__name__}"
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({type(value).__name__})"
+
+
+def refuse(name: str, expected: str, value: object) -> RequestError:
+    """The error about a bad sampling parameter."""
+    return RequestError(f"sampling parameter {name}: expected {expected}, found {describe(value)}")
+
+
+def is_integer(value: object) -> bool:
+    """Whether it is a whole number of any integer type."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def integer(name: str, value: object, expected: str, low: int, high: int | None = None) -> int:
+    """The integer `value`, from `low` to `high`."""
+    if not is_integer(value):
+        raise refuse(name, expected, value)
+    number = int(value)  # type: ignore[call-overload]
+    if number < low or (high is not None and number > high):
+        raise refuse(name, expected, value)
+    return int(number)
+
+
+def number(name: str, value: object, expected: str, low: float, high: float = math.inf) -> float:
+    """The number `value`, from `low` to `high`, which float32 can hold."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise refuse(name, expected, value)
+    try:
+        result = float(value)
+    except OverflowError:
+        raise refuse(name, expected, value) from None
+    if not low <= result <= high or abs(result) > FLOAT32_MAX:
+        raise refuse(name, expected, value)
+    return result
+
+
+def flag(name: str, value: object) -> bool:
+    """The truth value `value`."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise refuse(name, "True or False", value)
+    return bool(value)
+
+
+def texts(name: str, value: object) -> tuple[str, ...]:
+    """One text, several, or None for no text."""
+    expected = "a text that is not empty, or several"
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = (value,)
+    elif isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
+        raise refuse(name, expected, value)
+    result = tuple(value)
+    for text in result:
+        if not isinstance(text, str) or not text:
+            raise refuse(name, expected, value)
+        if has_surrogates(text):
+            raise refuse(name, "texts of Unicode characters, without lone surrogates", text)
+    return result
+
+
+def token_ids(name: str, value: object) -> tuple[int, ...]:
+    """Several token ids, or None for none."""
+    expected = "a list of token ids >= 0"
+    if value is None:
+        return ()
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise refuse(name, expected, value)
+    result = tuple(value.tolist() if isinstance(value, np.ndarray) else value)
+    if not all(is_integer(token) and token >= 0 for token in result):
+        raise refuse(name, expected, value)
+    return tuple(int(token) for token in result)
+
+
+def logit_bias(name: str, value: object) -> dict[int, float]:
+    """What is added to the logits of some tokens. Keys may be texts, as in JSON."""
+    expected = "an object of token ids >= 0 and finite numbers"
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise refuse(name, expected, value)
+    result = {}
+    for key, bias in value.items():
+        token: object = key
+        if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20:
+            token = int(key)
+        result[integer(name, token, expected, 0)] = number(name, bias, expected, -math.inf)
+    return result
+
+
+def has_surrogates(text: str) -> bool:
+    """Whether a text holds half of a surrogate pair, which no encoding of Unicode has a place for.
+    Python makes one of each byte of an argument that is not UTF-8.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "of a block of 128 x 128 (default: %(default)s)",
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace a checkpoint that DST holds already"
+        "--overwrite",
+        action="store_true",
+        help="replace what an earlier run wrote to DST; refused if DST holds anything else",
     )
     parser.add_argument(
         "--json", action="store_true", help="print the report as JSON, without a progress bar"
@@ -53,8 +56,13 @@ def run(args: argparse.Namespace) -> int:
     from srt.model_loader.hub import resolve_model
     from srt.quantize.quantizer import quantize_checkpoint
     from srt.quantize.scheme import SCHEMES
+    from srt.utils.directory_replacement import check_destination
 
+    # Before anything is downloaded or read.
+    local = [Path(args.source)] if os.path.exists(args.source) else []
+    check_destination(args.destination, overwrite=args.overwrite, sources=local)
     source = resolve_model(args.source, progress=not args.json)
+    before = Checkpoint.open(source).nbytes
     reports = quantize_checkpoint(
         source,
         args.destination,
@@ -62,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         overwrite=args.overwrite,
         show_progress=not args.json,
     )
-    before, after = (Checkpoint.open(path).nbytes for path in (source, args.destination))
+    after = Checkpoint.open(args.destination).nbytes
     if args.json:
         summary: dict[str, Any] = {
             "source": args.source,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -132,8 +133,11 @@ class CheckpointWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for stream in self._files.values():
-            stream.close()
+        with ExitStack() as closing:  # all of them, whatever one of them raises
+            if error is not None:
+                closing.enter_context(suppress(OSError))  # `error` is the reason
+            for stream in self._files.values():
+                closing.callback(stream.close)
         if error is not None:
             return
         if self._missing:

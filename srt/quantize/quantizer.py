@@ -8,10 +8,8 @@ The result is in Hugging Face's form (`quant_method: fp8`): each linear layer of
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from srt.configs.text_model import get_text_model
-from srt.errors import CheckpointError, SrtError, UnsupportedConfigError
+from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.model_loader.checkpoint import Checkpoint, TensorMeta
 from srt.model_loader.config_files import (
     CONFIG_FILE,
@@ -28,15 +26,16 @@ from srt.model_loader.config_files import (
     is_mistral_form,
     read_config,
 )
+from srt.model_loader.fingerprint import identify_files
 from srt.model_loader.weight_names import is_decoder_module, split_tensor_name
 from srt.model_loader.writer import MAX_SHARD_SIZE, CheckpointWriter, TensorSpec
 from srt.quantize.scheme import QuantizationError, Scheme, quantize_weight
+from srt.utils.directory_replacement import MANIFEST_FILE, replacing_directory
+from srt.utils.files import os_errors_explained
 
 _SOURCE_DTYPES = ("BF16", "F16", "F32")
 # What belongs to a model besides its weights: configuration, tokenizer, chat template, license.
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "LICENSE*", "NOTICE*")
-# Room for headers, configuration and tokenizer when the free disk space is checked.
-_DISK_RESERVE = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -70,13 +69,15 @@ def quantize_checkpoint(
 ) -> list[WeightReport]:
     """Writes the checkpoint in `source` to `destination` with its linear layers in FP8.
 
-    Written beside `destination` first and renamed at the end: nothing half done is left there.
+    Written beside `destination` first and renamed at the end, with a manifest: nothing half done is
+    left there, and what is replaced is there until then.
 
     Args:
         source: directory of a bf16, fp16 or f32 checkpoint of a supported architecture.
-        destination: directory to create.
+        destination: directory to create, or to replace.
         scheme: which elements share a scale.
-        overwrite: replace an existing checkpoint at `destination`.
+        overwrite: replace a checkpoint at `destination` that this function wrote, if it holds
+            nothing else.
         max_shard_size: bytes of tensor data a weight file.
         show_progress: show a progress bar on standard error.
 
@@ -86,29 +87,106 @@ def quantize_checkpoint(
     Raises:
         UnsupportedConfigError: the architecture is not supported, or the source is in Mistral's own
             form.
-        CheckpointError: the source is damaged, is quantized already, or a weight holds NaN or
-            infinity.
-        SrtError: the destination exists, or the disk has not enough space.
+        CheckpointError: the source is damaged, is quantized already, changes while it is read, or a
+            weight holds NaN or infinity.
+        SrtError: `destination` cannot be written (see `replacing_directory`), or something else
+            would be lost.
     """
     source, destination = Path(source), Path(destination)
-    config = read_config(source)
-    if is_mistral_form(source):
-        raise UnsupportedConfigError(
-            f"{source} is in Mistral's own form; quantize its Hugging Face form, or quantize it "
-            "while loading (--quantization)"
-        )
-    _check_source_config(config, source / CONFIG_FILE)
-    with Checkpoint.open(source) as checkpoint:
-        _check_source_tensors(checkpoint)
-        _check_destination(source, destination, overwrite)
-        metas = sorted(checkpoint, key=lambda meta: _natural_key(meta.name))
-        specs = [spec for meta in metas for spec in _output_specs(meta, scheme)]
-        with _replacing(destination, sum(spec.nbytes for spec in specs)) as scratch:
-            with CheckpointWriter(scratch, specs, max_shard_size) as writer:
-                reports = _write_tensors(checkpoint, metas, writer, scheme, show_progress)
-            _copy_other_files(source, scratch)
-            _write_config(config, metas, scheme, scratch / CONFIG_FILE)
+    with os_errors_explained(f"{destination} is not written"):
+        before = _Snapshot.take(source)
+        config = read_config(source)
+        if is_mistral_form(source):
+            raise UnsupportedConfigError(
+                f"{source} is in Mistral's own form; quantize its Hugging Face form, or quantize "
+                "it while loading (--quantization)"
+            )
+        _check_source_config(config, source / CONFIG_FILE)
+        with Checkpoint.open(source) as checkpoint:
+            _check_source_tensors(checkpoint)
+            metas = sorted(checkpoint, key=lambda meta: _natural_key(meta.name))
+            specs = [spec for meta in metas for spec in _output_specs(meta, scheme)]
+            with replacing_directory(
+                destination,
+                overwrite=overwrite,
+                sources=(source, *before.files),
+                nbytes=sum(spec.nbytes for spec in specs) + before.copied_bytes,
+            ) as scratch:
+                try:
+                    with CheckpointWriter(scratch, specs, max_shard_size) as writer:
+                        reports = _write_tensors(checkpoint, metas, writer, scheme, show_progress)
+                    for file in before.copied:
+                        shutil.copyfile(file, scratch / file.name)
+                except (CheckpointError, FileNotFoundError):
+                    before.check()  # the reason may be that somebody changes the source
+                    raise
+                _write_config(config, metas, scheme, scratch / CONFIG_FILE)
+                before.check()
     return reports
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """What the source was before anything of it was read.
+
+    Attributes:
+        source: the directory.
+        copied: files that go into the result as they are.
+        files: these, configuration, index and weights.
+        identity: what tells whether they are still the same.
+    """
+
+    source: Path
+    copied: tuple[Path, ...]
+    files: tuple[Path, ...]
+    identity: dict[str, list[int | str]]
+
+    @classmethod
+    def take(cls, source: Path) -> _Snapshot:
+        with Checkpoint.open(source) as checkpoint:
+            weights = checkpoint.files
+        copied = _find_copied(source)
+        beside = {*_matching(source, ("*.json",)), *copied} - set(weights)
+        files = (*weights, *sorted(beside))
+        return cls(source, copied, files, identify_files(files))
+
+    @property
+    def copied_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.copied)
+
+    def check(self) -> None:
+        """Raises CheckpointError if the source is not what it was."""
+        try:
+            after = _Snapshot.take(self.source).identity
+        except (CheckpointError, OSError):
+            after = {}
+        changed = [
+            name
+            for name in sorted({*self.identity, *after})
+            if self.identity.get(name) != after.get(name)
+        ]
+        if changed:
+            raise CheckpointError(
+                "the source has changed while it was read",
+                file=self.source,
+                expected="the same files before and after",
+                found=f"another {', '.join(changed[:5])}",
+            )
+
+
+def _find_copied(source: Path) -> tuple[Path, ...]:
+    """Configuration, tokenizer and the like, without what this program writes itself."""
+    written = (CONFIG_FILE, MANIFEST_FILE)
+    return tuple(
+        file
+        for file in _matching(source, _COPIED)
+        if file.name not in written and not file.name.endswith(".index.json")
+    )
+
+
+def _matching(directory: Path, patterns: Iterable[str]) -> list[Path]:
+    found = {file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}
+    return sorted(found)
 
 
 def _write_tensors(
@@ -194,58 +272,6 @@ def _check_source_tensors(checkpoint: Checkpoint) -> None:
             expected="matrices named layers.N.*.weight",
             found="none",
         )
-
-
-def _check_destination(source: Path, destination: Path, overwrite: bool) -> None:
-    if destination.exists() and destination.resolve() == source.resolve():
-        raise SrtError(f"source and destination are the same directory: {source}")
-    if not destination.exists():
-        if not destination.parent.is_dir():
-            raise SrtError(f"destination {destination}: its parent directory does not exist")
-        return
-    if not destination.is_dir():
-        raise SrtError(f"destination {destination} exists and is not a directory")
-    if not any(destination.iterdir()):
-        return
-    if not overwrite:
-        raise SrtError(f"destination {destination} is not empty; --overwrite replaces it")
-    if not (destination / CONFIG_FILE).is_file():
-        # A mistyped path must not cost the user a directory of something else.
-        raise SrtError(
-            f"destination {destination} is not a checkpoint (no {CONFIG_FILE}): not replacing it"
-        )
-
-
-@contextmanager
-def _replacing(destination: Path, nbytes: int) -> Iterator[Path]:
-    """A scratch directory that becomes `destination` at the end, or vanishes after an error."""
-    free = shutil.disk_usage(destination.parent).free
-    if free < nbytes + _DISK_RESERVE:
-        raise SrtError(
-            f"not enough disk space for {destination}: needs {nbytes + _DISK_RESERVE:,} bytes, "
-            f"{free:,} are free"
-        )
-    scratch = destination.parent / f".{destination.name}.{os.getpid()}.tmp"
-    scratch.mkdir()
-    try:
-        yield scratch
-        if destination.exists():
-            old = scratch.with_suffix(".old")
-            destination.rename(old)
-            scratch.rename(destination)
-            shutil.rmtree(old)
-        else:
-            scratch.rename(destination)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-
-
-def _copy_other_files(source: Path, scratch: Path) -> None:
-    for pattern in _COPIED:
-        for file in source.glob(pattern):
-            if file.is_file() and not file.name.endswith(".index.json"):
-                shutil.copyfile(file, scratch / file.name)
 
 
 def _write_config(

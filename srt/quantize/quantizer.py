@@ -117,7 +117,7 @@ def quantize_checkpoint(
                         reports = _write_tensors(checkpoint, metas, writer, scheme, show_progress)
                     for file in before.copied:
                         shutil.copyfile(file, scratch / file.name)
-                except (CheckpointError, FileNotFoundError):
+                except Exception:
                     before.check()  # the reason may be that somebody changes the source
                     raise
                 _write_config(config, metas, scheme, scratch / CONFIG_FILE)

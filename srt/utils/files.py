@@ -119,7 +119,7 @@ def replacing_file(file: str | Path) -> Iterator[Path]:
     """
     with os_errors_explained(f"cannot write {file}"):
         target = Path(os.path.realpath(file))
-        mode = _mode(target)
+        mode = _mode(Path(file))
         if mode is not None and stat.S_ISDIR(mode):
             raise SrtError(f"cannot write {file}: it is a directory")
         if mode is not None and not stat.S_ISREG(mode):

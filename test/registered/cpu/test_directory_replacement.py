@@ -28,6 +28,7 @@ from srt.utils.directory_replacement import (
     check_destination,
     replacing_directory,
 )
+from srt.utils.files import exchange
 from srt.utils.places import contains, is_mount_point
 from srt.utils.scratch import open_scratch, recover
 
@@ -100,7 +101,7 @@ def run_killed_at(step: int, destination: Path) -> bool:
 def kill_everywhere(root: Path, mode: str) -> None:
     """The checks of `test_a_kill_at_any_step`; prints the number of steps."""
     if mode == "fallback":
-        scratch.exchange = lambda first, second: False
+        vars(scratch)["exchange"] = lambda first, second: False
     foreign = root / ".srt-mine.tmp"
     foreign.mkdir()
     (foreign / "letter").write_text("dear")
@@ -257,7 +258,6 @@ def test_a_file_that_comes_in_the_last_moment_is_kept(
 ) -> None:
     destination = tmp_path / "out"
     write(destination, OLD)
-    exchange = scratch.exchange
 
     def late(first: Path, second: Path) -> bool:
         (destination / "letter").write_text("dear")

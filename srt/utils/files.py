@@ -42,8 +42,13 @@ def os_errors_explained(what: str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
         names = [os.fsdecode(name) for name in (error.filename, error.filename2) if name]
-        where = f" ({' -> '.join(names)})" if names else ""
-        raise SrtError(f"{what}: {reason}{where}") from error
+        where = f" ({' -> '.join(map(_shorten, names))})" if names else ""
+        raise SrtError(f"{_shorten(what)}: {reason}{where}") from error
+
+
+def _shorten(text: str) -> str:
+    """A path can be longer than an error, whose end is what says what is wrong with it."""
+    return text if len(text) <= 400 else f"{text[:300]} ... {text[-50:]}"
 
 
 def try_lock(stream: IO[str]) -> bool | None:

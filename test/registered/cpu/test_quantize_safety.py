@@ -232,17 +232,18 @@ def test_a_source_that_cannot_be_read(
 
 INTERRUPTED = """
 import os, signal, sys
-from srt.entrypoints.cli import main
+from srt.__main__ import main
 from srt.model_loader.writer import CheckpointWriter
 write, count = CheckpointWriter.write, 0
 def interrupted(self, name, tensor):
     global count
     count += 1
     if count == 5:
-        os.kill(os.getpid(), int(sys.argv[1]))
+        os.kill(os.getpid(), number)
     write(self, name, tensor)
 CheckpointWriter.write = interrupted
-sys.exit(main(["quantize", *sys.argv[2:], "--overwrite"]))
+number = int(sys.argv.pop(1))
+sys.exit(main())
 """
 
 
@@ -254,7 +255,8 @@ def test_an_interrupted_run_leaves_the_old_and_the_next_one_cleans(
     quantize_checkpoint(source, out, SCHEME)
     before = content(out)
     write_weights(source / "model.safetensors", 3.0)
-    command = [sys.executable, "-c", INTERRUPTED, str(int(number)), str(source), str(out)]
+    arguments = [str(int(number)), "quantize", str(source), str(out), "--overwrite"]
+    command = [sys.executable, "-c", INTERRUPTED, *arguments]
     result = subprocess.run(command, capture_output=True, text=True)
     expected = -number if number == signal.SIGKILL else 128 + number
     assert result.returncode == expected, result.stderr

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,7 @@ from srt.entrypoints.outputs import GenerateChunk
 from srt.entrypoints.request_builder import RequestBuilder
 from srt.errors import EngineStateError, RequestError
 from srt.managers.scheduler import Scheduler
+from srt.managers.special_tokens import end_token_ids
 from srt.managers.tokenizer import Message, load_tokenizer
 from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION
 from srt.model_executor.cpu_graph_runner import default_batch_sizes
@@ -109,6 +111,9 @@ class Engine:
         )
         defaults = get_sampling_defaults(self.model_config.path, sampling_defaults)
         self.tokenizer: Any | None = load_tokenizer(self.model_config.path)
+        if self.tokenizer is not None:
+            ends = self.model_config.eos_token_ids | end_token_ids(self.tokenizer)
+            self.model_config = replace(self.model_config, eos_token_ids=ends)
         batch_sizes = compiled_batch_sizes or default_batch_sizes(max_running_requests)
         self._runner: ModelRunner | None = ModelRunner(
             self.model_config,

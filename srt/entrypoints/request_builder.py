@@ -7,6 +7,7 @@ from srt.configs.model_config import ModelConfig
 from srt.entrypoints.request_inputs import as_conversations, as_texts, as_token_ids
 from srt.errors import RequestError
 from srt.managers.schedule_batch import Req, RequestId
+from srt.managers.special_tokens import special_token_texts
 from srt.managers.tokenizer import encode, encode_chat
 from srt.sampling.checks import describe
 from srt.sampling.detokenizer import IncrementalDetokenizer
@@ -31,6 +32,7 @@ class RequestBuilder:
         self._config = config
         self._tokenizer = tokenizer
         self._defaults = defaults or DistributionParams()
+        self._special_tokens = {} if tokenizer is None else special_token_texts(tokenizer)
 
     def token_ids(
         self,
@@ -111,5 +113,12 @@ class RequestBuilder:
             raise RequestError(f"{label}: stop texts need a tokenizer; give stop_token_ids")
         detokenizer = None
         if self._tokenizer is not None:
-            detokenizer = IncrementalDetokenizer(self._tokenizer, ids, params.stop or ())
+            detokenizer = IncrementalDetokenizer(
+                self._tokenizer,
+                ids,
+                params.stop or (),
+                special_tokens=self._special_tokens,
+                skip_special_tokens=params.skip_special_tokens,
+                min_new_tokens=params.min_new_tokens,
+            )
         return Req(rid, ids, params, detokenizer, min(params.max_new_tokens, room), label=label)

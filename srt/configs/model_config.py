@@ -19,6 +19,7 @@ from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.quantization import get_quantization_config
 from srt.layers.quantization.base_config import QuantizationConfig
 from srt.model_loader.config_files import CONFIG_FILE, read_config
+from srt.model_loader.files import blaming
 from srt.model_loader.hf_transformers import load_hf_config
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,13 @@ class ModelConfig:
             UnsupportedConfigError: Architecture, scheme or option that is not supported.
         """
         directory = Path(path)
+        with blaming("the configuration cannot be used", directory / CONFIG_FILE):
+            return cls._read(directory, dtype, context_length, quantization)
+
+    @classmethod
+    def _read(
+        cls, directory: Path, dtype: str, context_length: int | None, quantization: str | None
+    ) -> "ModelConfig":
         config_file = directory / CONFIG_FILE
         raw = read_config(directory)
         model = get_text_model(raw, config_file)

@@ -32,6 +32,35 @@ _UNSUPPORTED = (
     "attention_chunk_size",
 )
 
+# Sizes that are taken from the configuration -> the largest that is believed, far above real ones:
+# some decide how long a list is, or how many layers are built, before a tensor is looked at.
+_LARGEST: Mapping[str, int] = {
+    "num_hidden_layers": 10_000,
+    "num_nextn_predict_layers": 10_000,
+    "hidden_size": 1 << 24,
+    "intermediate_size": 1 << 26,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "vocab_size": 1 << 28,
+    "max_position_embeddings": 1 << 31,
+    "q_lora_rank": 1 << 24,
+    "kv_lora_rank": 1 << 24,
+    "qk_nope_head_dim": 1 << 16,
+    "qk_rope_head_dim": 1 << 16,
+    "v_head_dim": 1 << 16,
+    "first_k_dense_replace": 1 << 31,
+    "sliding_window": 1 << 62,
+}
+# Of these, 0 stands for none.
+_MAY_BE_ZERO = (
+    "first_k_dense_replace",
+    "kv_lora_rank",
+    "num_nextn_predict_layers",
+    "q_lora_rank",
+    "sliding_window",
+)
+
 
 @dataclass(frozen=True)
 class TextModel:
@@ -79,6 +108,7 @@ def get_text_model(config: Mapping[str, Any], file: Path) -> TextModel:
         # The wrapper's word on tying, often only its default, counts where the text model is mute.
         tied = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
         model = TextModel(architectures[kind], {**tied, **text, "model_type": kind}, skipped)
+    check_sizes(model.config, file)
     _check_experts(architecture, model.config)
     if model.architecture not in MODEL_REGISTRY:
         raise UnsupportedConfigError(
@@ -87,6 +117,26 @@ def get_text_model(config: Mapping[str, Any], file: Path) -> TextModel:
         )
     _check_options(model.config)
     return model
+
+
+def check_sizes(config: Mapping[str, Any], file: Path) -> None:
+    """Raises CheckpointError if a size in `config`, a part of `file`, is none; null and absent ones
+    are left to whoever needs them.
+    """
+    for key, largest in _LARGEST.items():
+        value = config.get(key)
+        if value is None:
+            continue
+        least = 0 if key in _MAY_BE_ZERO else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            expected = "an integer >= 0" if least == 0 else "a positive integer"
+        elif value > largest:
+            expected = f"at most {largest:,}"
+        else:
+            continue
+        raise CheckpointError(
+            f"{file.name} has a bad {key}", file=file, expected=expected, found=value
+        )
 
 
 def _check_experts(architecture: str, config: Mapping[str, Any]) -> None:
@@ -116,7 +166,10 @@ def _check_options(config: Mapping[str, Any]) -> None:
         if config.get(key):
             raise UnsupportedConfigError(f"{key} {config[key]!r} is not supported; expected none")
     known = ("full_attention", "sliding_attention")
-    for kind in config.get("layer_types") or ():
+    layer_types = config.get("layer_types") or []
+    if not isinstance(layer_types, list):
+        raise UnsupportedConfigError(f"layer_types {layer_types!r}: expected a list, or none")
+    for kind in layer_types:
         if kind not in known:
             raise UnsupportedConfigError(
                 f"layer_types with {kind!r} is not supported; expected {' or '.join(known)}"

@@ -5,6 +5,7 @@ Frequencies come from transformers: linear and dynamic (NTK-aware) scaling, YaRN
 `max_position_embeddings`, which no request here exceeds, so it is the plain embedding.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -127,6 +128,10 @@ def get_rope(hf_config: Any, head_dim: int, *, interleaved: bool = False) -> Rot
         raise UnsupportedConfigError(
             f"rope_parameters lack the key {error} that rope_type {kind!r} needs"
         ) from error
+    if not (inv_freq.isfinite().all() and math.isfinite(factor)):
+        raise UnsupportedConfigError(
+            f"rope_parameters {dict(parameters)!r} give frequencies that are no finite numbers"
+        )
     return RotaryEmbedding(
         inv_freq,
         hf_config.max_position_embeddings,

@@ -32,6 +32,9 @@ from srt.model_loader.tokenizer_files import (
 
 logger = logging.getLogger(__name__)
 
+# Keys of a configuration that no text model here computes with: code, and the labels of
+# classifiers, of which transformers builds as many as `num_labels` says.
+_UNUSED_KEYS = ("auto_map", "id2label", "label2id", "num_labels", "problem_type")
 # All of Mistral's own tokenizers begin with these tokens.
 _TEKKEN_BOS, _TEKKEN_EOS = "<s>", "</s>"
 
@@ -56,7 +59,7 @@ def load_hf_config(config: Mapping[str, Any], file: Path) -> Any:
         )
     with blaming("transformers cannot read the configuration", file):
         return CONFIG_MAPPING[model_type].from_dict(
-            {key: value for key, value in config.items() if key != "auto_map"}
+            {key: value for key, value in config.items() if key not in _UNUSED_KEYS}
         )
 
 

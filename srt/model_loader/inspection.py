@@ -5,7 +5,7 @@ Reads no tensor data and imports neither torch nor transformers by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ from srt.model_loader.tensor_groups import (
 from srt.model_loader.weight_names import canonical_name, split_tensor_name
 from srt.utils.host_memory import read_host_memory
 
+# Missing layers that are listed one by one.
+_LISTED = 20
 # Where configurations list the modules that stay unquantized.
 _SKIP_LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 
@@ -158,12 +160,17 @@ def _read_model(
         model = get_text_model(config, file)
     except SrtError as error:
         problems.append(str(error))
-        model = TextModel(get_architecture(config, file), config.get("text_config") or config)
+        model = TextModel(get_architecture(config, file), _text_config(config))
     try:
         quant = get_quantization_config(config)
     except SrtError as error:
         problems.append(str(error))
     return model, quant
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
 
 
 def _open_weights(directory: Path, problems: list[str]) -> Checkpoint | None:
@@ -200,9 +207,10 @@ def _check_tensors(
         problems.append("lm_head.weight is missing and the configuration does not tie it")
     layers = _positive(model.config.get("num_hidden_layers")) or 0
     present = {name.split(".")[1] for name in names if name.startswith("layers.")}
-    missing = [str(i) for i in range(layers) if str(i) not in present]
+    missing = [str(i) for i in range(min(layers, len(present) + _LISTED)) if str(i) not in present]
     if missing:
-        problems.append(f"there are no tensors of layer {', '.join(missing)}")
+        more = " ..." if layers > len(present) + _LISTED else ""
+        problems.append(f"there are no tensors of layer {', '.join(missing)}{more}")
 
 
 def _listed_unquantized(block: Mapping[str, Any] | None) -> list[str]:
@@ -210,12 +218,12 @@ def _listed_unquantized(block: Mapping[str, Any] | None) -> list[str]:
     return [str(name) for names in lists if isinstance(names, list) for name in names]
 
 
-def _find_ignored(metas: Iterable[TensorMeta], model: TextModel) -> dict[str, str]:
+def _find_ignored(metas: Sequence[TensorMeta], model: TextModel) -> dict[str, str]:
     """Tensor name -> why it is not used."""
     config = model.config
-    layers = _positive(config.get("num_hidden_layers"))
-    extra = _positive(config.get("num_nextn_predict_layers")) or 0
-    predicting = tuple(f"layers.{i}." for i in range(layers or 0, (layers or 0) + extra))
+    layers = _positive(config.get("num_hidden_layers")) or 0
+    extra = min(_positive(config.get("num_nextn_predict_layers")) or 0, len(metas))
+    predicting = tuple(f"layers.{i}." for i in range(layers, layers + extra))
     skipped = tuple(f"{module}." for module in model.skipped_modules)
     reasons = {}
     for meta in metas:

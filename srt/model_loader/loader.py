@@ -21,6 +21,8 @@ from srt.layers.parameter import ModelParameter, ShardId
 from srt.layers.quantization.base_config import QuantizationConfig
 from srt.layers.quantization.fp8_checkpoint import check_unquantized
 from srt.model_loader.checkpoint import Checkpoint, TensorMeta
+from srt.model_loader.config_files import CONFIG_FILE
+from srt.model_loader.files import blaming
 from srt.model_loader.mistral_form import to_hf_rows
 from srt.model_loader.weight_names import canonical_name, split_tensor_name
 from srt.models.registry import get_model_class
@@ -63,8 +65,13 @@ def load_model(
         quant = config.quant_config.adapt_to(checkpoint) if config.quant_config else None
         if quant is None:
             check_unquantized(checkpoint)
+        _check_layers(config, checkpoint)
+        config_file = config.path / CONFIG_FILE
         # Parameters get memory only while they are loaded.
-        with torch.device("meta"):
+        with (
+            blaming("no model can be built as the configuration says", config_file),
+            torch.device("meta"),
+        ):
             model: nn.Module = get_model_class(config.architecture)(config, quant)
         if config.dtype is torch.float32:
             use_float32(model)
@@ -78,6 +85,20 @@ def load_model(
                 _load_modules(plans, checkpoint, config, progress, record=cache.record)
                 cache.store(model)
     return model.eval()
+
+
+def _check_layers(config: ModelConfig, checkpoint: Checkpoint) -> None:
+    """Compares the number of layers with the tensors' names, before thousands are built in vain."""
+    names = (canonical_name(meta.name).split(".", 2) for meta in checkpoint)
+    present = {parts[1] for parts in names if len(parts) == 3 and parts[0] == "layers"}
+    missing = next((i for i in range(config.num_hidden_layers) if str(i) not in present), None)
+    if missing is not None:
+        raise CheckpointError(
+            f"layer {missing} of the model has no tensor",
+            file=config.path,
+            expected=f"{config.num_hidden_layers} layers, as {CONFIG_FILE} says",
+            found=f"tensors of {len(present)} layers",
+        )
 
 
 def _open_cache(

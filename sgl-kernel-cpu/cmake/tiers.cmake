@@ -1,6 +1,6 @@
 # The only home of -m flags: one object library per ISA tier, built from the same sources.
 
-set(SGL_TIER_SOURCES csrc/cpu/gemm.cpp csrc/cpu/gemm_fp8.cpp csrc/cpu/machine_limits.cpp
+set(SGL_TIER_SOURCES csrc/cpu/gemm.cpp csrc/cpu/gemm_fp8.cpp csrc/cpu/gemm_fp16.cpp csrc/cpu/machine_limits.cpp
                      csrc/cpu/activation.cpp csrc/cpu/decode_attention.cpp csrc/cpu/extend_attention.cpp
                      csrc/cpu/heads.cpp csrc/cpu/norm.cpp)
 

@@ -29,16 +29,18 @@ def _linear(
     op: str, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype, **others: Tensor | None
 ) -> Tensor:
     _check(op, mat1=mat1, mat2=mat2, **others)
-    torch._check(mat1.dim() == 2, lambda: f"sgl_kernel::{op}: mat1: expected [M, K] (2-D)")
+    torch._check(
+        mat1.dim() >= 2, lambda: f"sgl_kernel::{op}: mat1: expected [..., M, K] (2-D or more)"
+    )
     torch._check(mat2.dim() == 2, lambda: f"sgl_kernel::{op}: mat2: expected [N, K] (2-D)")
     torch._check(
-        mat1.size(1) == mat2.size(1),
+        mat1.size(-1) == mat2.size(1),
         lambda: (
-            f"sgl_kernel::{op}: mat1: expected size {mat2.size(1)} (K of mat2) in dimension 1, "
-            f"got {mat1.size(1)}"
+            f"sgl_kernel::{op}: mat1: expected size {mat2.size(1)} (K of mat2) in dimension "
+            f"{mat1.dim() - 1}, got {mat1.size(-1)}"
         ),
     )
-    return mat1.new_empty((mat1.size(0), mat2.size(0)), dtype=out_dtype)
+    return mat1.new_empty((*mat1.shape[:-1], mat2.size(0)), dtype=out_dtype)
 
 
 def _convert_weight_packed(weight: Tensor) -> Tensor:

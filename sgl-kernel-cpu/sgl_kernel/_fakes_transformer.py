@@ -35,16 +35,20 @@ def _packed_embedding_cpu(
     indices: Tensor, weight: Tensor, is_vnni: bool, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     shape = (indices.shape[0], weight.shape[1])
-    return weight.new_empty(shape, dtype=out_dtype or torch.bfloat16)
+    return weight.new_empty(shape, dtype=out_dtype or weight.dtype)
 
 
 def _silu_and_mul_cpu(input: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    rows, columns = input.shape
-    return input.new_empty((rows, columns // 2), dtype=out_dtype or input.dtype)
+    shape = (*input.shape[:-1], input.shape[-1] // 2)
+    return input.new_empty(shape, dtype=out_dtype or input.dtype)
 
 
 def _topk_softmax_cpu(
-    hidden_states: Tensor, gating_output: Tensor, topk: int, renormalize: bool
+    hidden_states: Tensor,
+    gating_output: Tensor,
+    topk: int,
+    renormalize: bool,
+    correction_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     shape = (gating_output.shape[0], topk)
     return (

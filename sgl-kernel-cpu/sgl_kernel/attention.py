@@ -12,7 +12,7 @@ or written: a bad one raises ``RuntimeError`` like every bad argument.
 
 What a query sees: keys of its request up to its own. ``sliding_window`` > 0 leaves it that many,
 its own included. Scores are ``q . k * sm_scale``, with ``logit_cap`` > 0 then
-``logit_cap * tanh(score / logit_cap)``. ``sinks`` [heads] float32 are scores that take their share
+``logit_cap * tanh(score / logit_cap)``. ``sinks`` [heads] float are scores that take their share
 of the softmax and add no value. Caches are float or float8_e4m3fn [slots, kv_heads, head_dim], and
 what they hold is multiplied by ``k_scale`` and ``v_scale``. The size of a value's head may differ,
 and values may lie in the keys (``v_cache = k_cache[..., :512]``, as MLA has it).

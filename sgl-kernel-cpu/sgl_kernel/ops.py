@@ -1,8 +1,9 @@
 """Typed wrappers of the ops; names, argument order and meaning are those of SGLang's CPU backend.
 
-Shapes: M rows of activations, N output columns, K the reduced dimension. All tensors are on the
-CPU. Every op raises ``RuntimeError`` for a bad argument, before anything is computed; the message
-names the op, the argument, what was expected and what came. M = 0 gives an empty result.
+Shapes: M rows of activations, N output columns, K the reduced dimension; `...` are further
+dimensions of rows, or none. All tensors are on the CPU. Every op raises ``RuntimeError`` for a bad
+argument, before anything is computed; the message names the op, the argument, what was expected and
+what came. M = 0 gives an empty result.
 
 Numerics: e4m3 codes are decoded exactly (subnormals, NaN), products and sums are f32, and the
 result is rounded once. See docs/numerics.md.
@@ -16,7 +17,7 @@ def convert_weight_packed(weight: Tensor) -> Tensor:
     """Pack a weight into the layout that the kernels read (VNNI pairs in blocks of 32 columns).
 
     Args:
-        weight: [N, K] or [B, N, K], float8_e4m3fn or bfloat16, any N, K >= 1.
+        weight: [N, K] or [B, N, K], float8_e4m3fn, bfloat16 or float16, any N, K >= 1.
 
     Returns:
         A new contiguous tensor of the same shape and dtype; its bytes are permuted.
@@ -38,7 +39,7 @@ def fp8_scaled_mm_cpu(
     Weight element (n, k) is multiplied by ``scales2[n // block_n, k // block_k]``.
 
     Args:
-        mat1: [M, K] bfloat16 or float16 activations; rows may be strided.
+        mat1: [..., M, K] bfloat16 or float16 activations; rows may be strided.
         mat2: [N, K] float8_e4m3fn, packed by :func:`convert_weight_packed` when ``is_vnni``.
         scales2: [ceil(N / block_n), ceil(K / block_k)] float32; edge blocks may be ragged.
         block_size: [block_n, block_k], each >= 1. [128, 128] is the fast one.
@@ -47,7 +48,7 @@ def fp8_scaled_mm_cpu(
         is_vnni: whether mat2 is packed.
 
     Returns:
-        [M, N] of ``out_dtype``.
+        [..., M, N] of ``out_dtype``.
     """
     return torch.ops.sgl_kernel.fp8_scaled_mm_cpu(
         mat1, mat2, scales2, block_size, bias, out_dtype, is_vnni
@@ -65,7 +66,7 @@ def fp8_per_tensor_scaled_mm_cpu(
     """``mat1 @ mat2.T * scales2 + bias`` with one scale for the whole weight.
 
     Args:
-        mat1: [M, K] bfloat16 or float16 activations; rows may be strided.
+        mat1: [..., M, K] bfloat16 or float16 activations; rows may be strided.
         mat2: [N, K] float8_e4m3fn, packed by :func:`convert_weight_packed` when ``is_vnni``.
         scales2: one float32 element, of any rank.
         bias: [N] float32, bfloat16 or float16 (converted to float32 exactly), or None.
@@ -73,7 +74,7 @@ def fp8_per_tensor_scaled_mm_cpu(
         is_vnni: whether mat2 is packed.
 
     Returns:
-        [M, N] of ``out_dtype``.
+        [..., M, N] of ``out_dtype``.
     """
     return torch.ops.sgl_kernel.fp8_per_tensor_scaled_mm_cpu(
         mat1, mat2, scales2, bias, out_dtype, is_vnni
@@ -105,17 +106,17 @@ def weight_packed_linear(
     is_vnni: bool,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``mat1 @ mat2.T + bias`` for a bfloat16 weight: lm_head, and what stays unquantized.
+    """``mat1 @ mat2.T + bias`` for a 16-bit weight: lm_head, and what stays unquantized.
 
     Args:
-        mat1: [M, K] bfloat16 or float16; rows may be strided.
-        mat2: [N, K] bfloat16, packed by :func:`convert_weight_packed` when ``is_vnni``.
+        mat1: [..., M, K] bfloat16 or float16; rows may be strided.
+        mat2: [N, K] bfloat16 or float16, packed by :func:`convert_weight_packed` when ``is_vnni``.
         bias: [N] float32, bfloat16 or float16 (converted to float32 exactly), or None.
         is_vnni: whether mat2 is packed.
         out_dtype: mat1's dtype (the default) or float32.
 
     Returns:
-        [M, N] of ``out_dtype``.
+        [..., M, N] of ``out_dtype``.
     """
     return torch.ops.sgl_kernel.weight_packed_linear(mat1, mat2, bias, is_vnni, out_dtype)
 
@@ -126,8 +127,8 @@ def bmm_cpu(out: Tensor, mat1: Tensor, mat2: Tensor, is_vnni: bool, scale: Tenso
     Args:
         out: [B, M, N], mat1's dtype or float32; batches and rows may be strided.
         mat1: [B, M, K] bfloat16 or float16; batches and rows may be strided.
-        mat2: [B, N, K] float8_e4m3fn or bfloat16, contiguous, packed when ``is_vnni``.
+        mat2: [B, N, K] float8_e4m3fn, bfloat16 or float16, contiguous, packed when ``is_vnni``.
         is_vnni: whether mat2 is packed.
-        scale: float32, one element or [B], for a float8_e4m3fn mat2; None for a bfloat16 one.
+        scale: float32, one element or [B], for a float8_e4m3fn mat2; else None.
     """
     torch.ops.sgl_kernel.bmm_cpu(out, mat1, mat2, is_vnni, scale)

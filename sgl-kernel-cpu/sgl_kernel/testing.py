@@ -109,7 +109,7 @@ def random_weight(dtype: torch.dtype, *shape: int) -> Tensor:
     """A weight of the given shape from Torch's global generator.
 
     float8_e4m3fn: every finite code with equal probability, subnormals and both zeros included.
-    bfloat16: standard normal.
+    bfloat16, float16: standard normal.
     """
     if dtype != torch.float8_e4m3fn:
         return torch.randn(shape).to(dtype)

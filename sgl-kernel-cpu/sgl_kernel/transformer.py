@@ -23,9 +23,9 @@ def packed_embedding_cpu(
 
     Args:
         indices: [T] int64 or int32.
-        weight: [N, K] bfloat16.
+        weight: [N, K] bfloat16 or float16.
         is_vnni: packed by :func:`sgl_kernel.convert_weight_packed`, else row-major.
-        out_dtype: float; bfloat16 when None.
+        out_dtype: float; weight's dtype when None.
 
     Returns:
         [T, K].
@@ -39,7 +39,7 @@ def rmsnorm_cpu(
     """``input / sqrt(mean(input^2) + eps) * weight`` over the last dimension.
 
     Args:
-        input: [M, N] or [T, heads, N] float.
+        input: [..., N] float.
         weight: [N] float.
         eps: added to the mean square.
         out_dtype: float; input's dtype when None.
@@ -56,8 +56,8 @@ def fused_add_rmsnorm_cpu(input: Tensor, residual: Tensor, weight: Tensor, eps: 
     The norm is that of the float32 sum, before its rounding to residual's dtype.
 
     Args:
-        input: [M, N] float.
-        residual: [M, N] float, of any of the dtypes.
+        input: [..., N] float.
+        residual: of input's shape, of any of the dtypes.
         weight: [N] float.
         eps: added to the mean square.
     """
@@ -78,26 +78,30 @@ def add_rmsnorm_cpu(
         out_dtype: float; input's dtype when None.
 
     Returns:
-        The norm, [M, N].
+        The norm, contiguous, of input's shape.
     """
     return torch.ops.sgl_kernel.add_rmsnorm_cpu(input, residual, weight, eps, out_dtype)
 
 
 def silu_and_mul_cpu(input: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """``silu(input[:, :N]) * input[:, N:]``.
+    """``silu(input[..., :N]) * input[..., N:]``.
 
     Args:
-        input: [M, 2 N] float.
+        input: [..., 2 N] float.
         out_dtype: float; input's dtype when None.
 
     Returns:
-        [M, N].
+        [..., N], contiguous.
     """
     return torch.ops.sgl_kernel.silu_and_mul_cpu(input, out_dtype)
 
 
 def topk_softmax_cpu(
-    hidden_states: Tensor, gating_output: Tensor, topk: int, renormalize: bool
+    hidden_states: Tensor,
+    gating_output: Tensor,
+    topk: int,
+    renormalize: bool,
+    correction_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The router of a mixture of experts: softmax over the experts, then the largest of them.
 
@@ -106,12 +110,16 @@ def topk_softmax_cpu(
         gating_output: [M, experts] float.
         topk: 1 to experts.
         renormalize: divide the chosen weights by their sum.
+        correction_bias: [experts] float, or None. Experts are chosen, and ordered, by probability
+            plus bias; their weights are the probabilities without it.
 
     Returns:
         Weights [M, topk] float32 and expert indices [M, topk] int32, largest first; of equal
-        weights the lower index first.
+        ones the lower index first.
     """
-    return torch.ops.sgl_kernel.topk_softmax_cpu(hidden_states, gating_output, topk, renormalize)
+    return torch.ops.sgl_kernel.topk_softmax_cpu(
+        hidden_states, gating_output, topk, renormalize, correction_bias
+    )
 
 
 def rotary_embedding_cpu(
@@ -124,10 +132,13 @@ def rotary_embedding_cpu(
 ) -> tuple[Tensor, Tensor]:
     """Rotary position embedding of queries and keys.
 
+    As in SGLang, a [T, heads, head_size] query and key stay as they are, while those of the other
+    forms are rotated in place, too.
+
     Args:
-        positions: [T] int64 or int32, rows of cos_sin_cache.
-        query: [T, heads * head_size] or [T, heads, head_size] float.
-        key: as query, of the same dtype.
+        positions: [T] int64 or int32, rows of cos_sin_cache; [B * S] for 4-D queries.
+        query: [T, heads * head_size], [T, heads, head_size] or [B, S, heads, head_size] float.
+        key: as query, of the same rank and dtype.
         head_size: size of a head.
         cos_sin_cache: [max_position, rotary_dim] float: cosines, then sines, of rotary_dim / 2
             angles. rotary_dim is at most head_size; what is behind it in a head stays as it is.
@@ -147,7 +158,7 @@ def fused_qk_rmsnorm_cpu(
     """Norm of each query and each key head, as Qwen3 has it.
 
     Args:
-        q: [T, heads * N] or [T, heads, N] float, N the size of q_weight.
+        q: [T, heads * N], [T, heads, N] or [B, S, heads, N] float, N the size of q_weight.
         k: as q with k_weight, of the same dtype.
         q_weight, k_weight: [N] float. With N = q.shape[1] the norm is over the whole row.
         eps: added to the mean square.
@@ -173,10 +184,13 @@ def store_cache_cpu(
     Into float8_e4m3fn finite numbers beyond 448 saturate, infinities become NaN. Of rows with the
     same index one remains, which one is not specified.
 
+    What is FP8 already is stored as it is, bit for bit: float8_e4m3fn or uint8 (codes of any 8-bit
+    format) into a cache of float8_e4m3fn or uint8, with a scale of 1.
+
     Args:
-        k: [T, heads, head_dim] or [T, heads * head_dim] float.
+        k: [T, heads, head_dim] or [T, heads * head_dim] float, float8_e4m3fn or uint8.
         v: the same with v_cache's head_dim.
-        k_cache: [slots, heads, head_dim] float or float8_e4m3fn.
+        k_cache: [slots, heads, head_dim] float or float8_e4m3fn; uint8 for FP8 k.
         v_cache: [slots, heads, v_head_dim], the same.
         indices: [T] int64 or int32, slots.
         row_dim: heads * head_dim, or None.

@@ -59,7 +59,7 @@ class Product {
     a.mat1_stride = case_.K + case_.row_padding;
     a.mat1_type = is_bf16<act_t> ? ActType::bf16 : ActType::fp16;
     a.mat2 = case_.packed ? packed_.data() : weight_.data();
-    a.mat2_type = is_bf16<weight_t> ? WeightType::bf16 : WeightType::e4m3;
+    a.mat2_type = weight_type(weight_t{});
     a.is_vnni = case_.packed;
     a.scales = scales_.data();
     a.block_n = block_n();
@@ -100,10 +100,17 @@ class Product {
 
  private:
   static void set_weight(bf16_t* w, float normal, unsigned) { from_float(normal, w); }
+  static void set_weight(fp16_t* w, float normal, unsigned random) {
+    from_float(std::ldexp(normal, -static_cast<int>(random % 20)), w);  // subnormal ones, too
+  }
   static void set_weight(e4m3_t* w, float, unsigned random) {
     const uint8_t code = static_cast<uint8_t>(random);
     w->bits = (code & 0x7F) == 0x7F ? static_cast<uint8_t>(code ^ 1) : code;  // every finite code
   }
+
+  static WeightType weight_type(e4m3_t) { return WeightType::e4m3; }
+  static WeightType weight_type(bf16_t) { return WeightType::bf16; }
+  static WeightType weight_type(fp16_t) { return WeightType::fp16; }
 
   int64_t block_n() const { return case_.block_n == 0 ? case_.N : case_.block_n; }
   int64_t block_k() const { return case_.block_k == 0 ? case_.K : case_.block_k; }

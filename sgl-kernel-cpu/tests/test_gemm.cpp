@@ -60,6 +60,8 @@ TEST(products_match_the_double_reference) {
             check_case<fp16_t, e4m3_t, float>(tier, c);
             check_case<bf16_t, bf16_t, float>(tier, c);
             check_case<fp16_t, bf16_t, float>(tier, c);
+            check_case<bf16_t, fp16_t, float>(tier, c);
+            check_case<fp16_t, fp16_t, float>(tier, c);
           }
           c.out = FloatType::bf16;
           check_case<bf16_t, e4m3_t, bf16_t>(tier, c);
@@ -78,6 +80,7 @@ TEST(blocks_of_rows_and_of_k) {
       check_case<bf16_t, e4m3_t, float>(tier, c);
       check_case<fp16_t, e4m3_t, float>(tier, c);
       check_case<bf16_t, bf16_t, float>(tier, c);
+      check_case<fp16_t, fp16_t, float>(tier, c);
     }
   }
 }
@@ -171,6 +174,31 @@ TEST(every_code_is_exact_through_every_path) {
                     packed, code, expected, got);
             }
           }
+        }
+      }
+    }
+  }
+}
+
+TEST(every_fp16_weight_is_exact_through_every_path) {
+  for (const std::string& tier : tiers_under_test()) {
+    for (const int64_t M : {1, 2, 4, 8, 20}) {
+      for (const bool packed : {true, false}) {
+        Case c{M, 65536, 1};
+        c.packed = packed;
+        Product<fp16_t, fp16_t> product(c, 1);
+        for (int64_t n = 0; n < c.N; ++n) product.weight()[n].bits = static_cast<uint16_t>(n);
+        product.repack();
+        for (int64_t m = 0; m < M; ++m) from_float(1.f, product.mat1_row(m));
+        GuardedBuffer<float> out(M * c.N);
+        GemmArgs args = product.args(out.data());
+        args.scales = nullptr;
+        run_tasks(table_of(tier), args, 1);
+        for (int64_t i = 0; i < M * c.N; ++i) {
+          const float expected = to_float(fp16_t{static_cast<uint16_t>(i % c.N)});
+          CHECK(out[i] == expected || (std::isnan(out[i]) && std::isnan(expected)),
+                "%s M=%ld packed=%d code 0x%04X: expected %g, got %g", tier.c_str(), (long)M,
+                packed, static_cast<unsigned>(i % c.N), expected, out[i]);
         }
       }
     }

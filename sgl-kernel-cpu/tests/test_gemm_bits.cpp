@@ -78,6 +78,8 @@ TEST(bits_do_not_depend_on_rows_or_split) {
       }
       check_batch_invariance<bf16_t, bf16_t>(tier, K, 0);
       check_batch_invariance<fp16_t, bf16_t>(tier, K, 0);
+      check_batch_invariance<bf16_t, fp16_t>(tier, K, 0);
+      check_batch_invariance<fp16_t, fp16_t>(tier, K, 0);
     }
   }
 }
@@ -139,6 +141,27 @@ TEST(f32_tiers_agree_bit_for_bit) {
     if (first.empty()) first.assign(out.data(), out.data() + out.size());
     CHECK(std::memcmp(first.data(), out.data(), first.size() * sizeof(float)) == 0,
           "%s differs from %s", tier.c_str(), tiers_under_test()[0].c_str());
+  }
+}
+
+template <typename act_t>
+static void check_fp16_weights_on_all_tiers(int64_t M) {
+  const Case c{M, 65, 333};
+  std::vector<float> first;
+  for (const std::string& tier : tiers_under_test()) {
+    Product<act_t, fp16_t> product(c, 12);
+    GuardedBuffer<float> out(c.M * c.N);
+    run_tasks(table_of(tier), product.args(out.data()), 1);
+    if (first.empty()) first.assign(out.data(), out.data() + out.size());
+    CHECK(std::memcmp(first.data(), out.data(), first.size() * sizeof(float)) == 0,
+          "%s differs from %s", tier.c_str(), tiers_under_test()[0].c_str());
+  }
+}
+
+TEST(all_tiers_agree_on_fp16_weights_bit_for_bit) {
+  for (const int64_t M : {1, 3, 9, 40}) {
+    check_fp16_weights_on_all_tiers<bf16_t>(M);
+    check_fp16_weights_on_all_tiers<fp16_t>(M);
   }
 }
 

@@ -58,7 +58,7 @@ void check_norm(const std::string& tier, int64_t n, bool add) {
   args.eps = 1e-5f;
   args.input = input.data();
   args.input_type = type_of<in_t>();
-  args.input_group_stride = args.residual_stride = args.out_group_stride = stride;
+  args.input_group_stride = args.residual_group_stride = args.out_group_stride = stride;
   args.residual = add ? residual.data() : nullptr;
   args.weight = weight.data();
   args.out = out.data();

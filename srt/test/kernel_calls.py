@@ -25,12 +25,22 @@ def _transformer_calls(op: str) -> list[tuple[Any, ...]]:
     fused = (at, angles, True, 2, 1)
     table = torch.tensor([[2, 0, 1, 3], [1, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.int32)
     one, two, lengths = torch.tensor([0]), torch.tensor([0, 1]), torch.tensor([4, 1])
-    request, options = (one, lengths[:1], lengths[:1] - 1), (20.0, 3, torch.rand(2), 0.5, 2.0)
+    request, options = (
+        (one, lengths[:1], lengths[:1] - 1),
+        (20.0, 3, torch.rand(2).half(), 0.5, 2.0),
+    )
     codes_of = codes, codes.clone()
     cache_of = cache, cache.clone()
     calls: dict[str, list[tuple[Any, ...]]] = {
-        "rmsnorm_cpu": [(x, weight, 1e-5), (heads[:, 1:], weight, 1e-5, torch.float32)],
-        "fused_add_rmsnorm_cpu": [(x, x.float(), weight, 1e-5)],
+        "rmsnorm_cpu": [
+            (x, weight, 1e-5),
+            (heads[:, 1:], weight, 1e-5, torch.float32),
+            (x[0], weight, 1e-5),
+        ],
+        "fused_add_rmsnorm_cpu": [
+            (x, x.float(), weight, 1e-5),
+            (heads[:, 1:], torch.randn(3, 3, 8), weight, 1e-5),
+        ],
         "add_rmsnorm_cpu": [
             (x, x.float(), weight, 1e-5),
             (x.float(), x.float(), weight, 1e-5, torch.float16),
@@ -38,17 +48,23 @@ def _transformer_calls(op: str) -> list[tuple[Any, ...]]:
         "packed_embedding_cpu": [
             (at, x.bfloat16(), False),
             (at.int(), x.bfloat16(), True, torch.float32),
+            (at, x, True),
         ],
-        "silu_and_mul_cpu": [(x,), (x.float(), torch.bfloat16)],
-        "topk_softmax_cpu": [(x, x, 2, True)],
+        "silu_and_mul_cpu": [(x,), (x.float(), torch.bfloat16), (heads[:, 1:],)],
+        "topk_softmax_cpu": [(x, x, 2, True), (x, x, 2, False, weight)],
         "rotary_embedding_cpu": [
             (at, q, k, 8, angles, True),
             (at, x, x.clone(), 4, angles[:, :4], False),
+            (at, q[None] + 0, k[None] + 0, 8, angles, True),
         ],
-        "fused_qk_rmsnorm_cpu": [(q, k, weight, weight.half(), 1e-6)],
+        "fused_qk_rmsnorm_cpu": [
+            (q, k, weight, weight.half(), 1e-6),
+            (q[None], k[None], weight, weight, 1e-6),
+        ],
         "store_cache_cpu": [
             (k, v, cache, cache.clone(), at),
             (k, v, codes, codes.clone(), at.int(), 8, 0.5, 2.0),
+            (k.to(E4M3), v.byte(), codes.view(torch.uint8), codes.clone(), at),
         ],
         "decode_attention_cpu": [
             (q[:2], *cache_of, q[:2] + 0, *[None] * 4, table, two, lengths, 0.5, 0.0),
@@ -128,13 +144,15 @@ def sample_calls(op: str) -> list[tuple[Any, ...]]:
         elif op == "weight_packed_linear":
             calls += [(x, w.to(bf16), b, packed)]
             calls += [(x, w.to(bf16), None, packed, f32)]
+            calls += [(x.half(), w.half(), None, packed), (x.view(m, 1, 32), w.half(), b, packed)]
         elif op == "bmm_cpu":
             out = torch.empty(2, m, 48, dtype=bf16)
             x3, w3 = torch.randn(2, m, 32).to(bf16), random_weight(E4M3, 2, 48, 32)
             calls += [(out, x3, w3, packed, torch.rand(2))]
             calls += [(out.float(), x3, w3.to(bf16), packed, None)]
+            calls += [(out, x3, w3.half(), packed, None)]
         elif op == "convert_weight_packed":
-            calls += [(w,), (w.to(bf16),), (random_weight(E4M3, 2, 48, 32),)]
+            calls += [(w,), (w.to(bf16),), (w.half(),), (random_weight(E4M3, 2, 48, 32),)]
     calls += _transformer_calls(op)
     assert calls, f"no sample call for {op}: add one"
     return calls

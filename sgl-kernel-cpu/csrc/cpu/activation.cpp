@@ -72,10 +72,19 @@ static float softmax_row(float* x, int64_t n) {
 void topk_softmax_kernel_impl(const TopkSoftmaxArgs& args, TaskRange rows, float* scratch) {
   const FpEnvGuard fp_env(false);
   constexpr float kTaken = -1.f;  // below every probability
+  const int64_t room = round_up(args.experts, 16);
+  float* choice = args.bias == nullptr ? scratch : scratch + room;  // what the largest is taken of
+  const float* bias = nullptr;
+  if (args.bias != nullptr) {
+    bias = row_as_f32(args.bias, args.bias_type, args.experts, scratch + 2 * room);
+  }
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     load_row(element_at(args.gating, args.gating_type, r * args.gating_stride), args.gating_type,
              args.experts, scratch);
     const float sum = softmax_row(scratch, args.experts);
+    if (bias != nullptr) {
+      for (int64_t e = 0; e < args.experts; ++e) choice[e] = scratch[e] / sum + bias[e];
+    }
     float* weights = args.weights + r * args.topk;
     int32_t* ids = args.ids + r * args.topk;
     float kept = 0.f;
@@ -84,7 +93,7 @@ void topk_softmax_kernel_impl(const TopkSoftmaxArgs& args, TaskRange rows, float
       for (int64_t e = 0; e < args.experts; ++e) {
         // A NaN is not taken and never compares: then the first expert that is left.
         if (scratch[e] == kTaken) continue;
-        if (best < 0 || scratch[e] > scratch[best]) best = e;
+        if (best < 0 || choice[e] > choice[best]) best = e;
       }
       ids[k] = static_cast<int32_t>(best);
       weights[k] = scratch[best] / sum;

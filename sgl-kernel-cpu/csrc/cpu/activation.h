@@ -20,7 +20,8 @@ struct SiluAndMulArgs {
 };
 
 // Softmax over a row's experts, then the topk largest with their indices, largest first; of equal
-// ones the lower index first. renormalize divides them by their sum.
+// ones the lower index first. renormalize divides them by their sum. With a bias, what is largest
+// is decided by the probability plus the expert's bias; weights are probabilities all the same.
 struct TopkSoftmaxArgs {
   int64_t rows = 0;
   int64_t experts = 0;
@@ -31,13 +32,16 @@ struct TopkSoftmaxArgs {
   ElementType gating_type = ElementType::f32;
   int64_t gating_stride = 0;
 
+  const void* bias = nullptr;  // [experts] or null
+  ElementType bias_type = ElementType::f32;
+
   float* weights = nullptr;  // [rows, topk]
   int32_t* ids = nullptr;    // [rows, topk]
 };
 
 // Floats of scratch that a thread needs.
 SGL_INLINE int64_t topk_softmax_scratch(const TopkSoftmaxArgs& args) {
-  return round_up(args.experts, 16);
+  return 3 * round_up(args.experts, 16);
 }
 
 }  // namespace sgl_kernel

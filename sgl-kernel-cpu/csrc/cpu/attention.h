@@ -60,9 +60,10 @@ struct AttentionArgs {
   const int64_t* extend_starts = nullptr;     // [requests] place of the first of them in q and out
 
   float scale = 1.f;
-  float logit_cap = 0.f;         // > 0: scores become cap * tanh(score / cap)
-  int64_t sliding_window = 0;    // > 0: a query sees that many tokens, itself included
-  const float* sinks = nullptr;  // [num_heads] scores that take weight and add no value, or null
+  float logit_cap = 0.f;        // > 0: scores become cap * tanh(score / cap)
+  int64_t sliding_window = 0;   // > 0: a query sees that many tokens, itself included
+  const void* sinks = nullptr;  // [num_heads] scores that take weight and add no value, or null
+  ElementType sinks_type = ElementType::f32;
 
   int64_t group() const { return num_heads / num_kv_heads; }
   int64_t padded_k() const { return round_up(head_dim, 16); }

@@ -221,7 +221,9 @@ static inline void store_outputs(const AttentionArgs& args, const Rows& rows) {
     for (int64_t head = 0; head < group; ++head, ++r) {
       float factor = 1.f, sum = rows.total_sum[r];
       if (args.sinks != nullptr) {
-        const float sink = args.sinks[rows.kv_head * group + head], before = rows.total_largest[r];
+        const int64_t at_sink = rows.kv_head * group + head;
+        const float sink = load_element(args.sinks, args.sinks_type, at_sink);
+        const float before = rows.total_largest[r];
         const float m = sink > before ? sink : before;
         const float shift = m == minus_infinity() ? 0.f : m;
         factor = exp_scalar(before - shift);

@@ -4,9 +4,6 @@
 namespace sgl_kernel {
 namespace {
 
-int64_t element_bytes(WeightType type) {
-  return type == WeightType::e4m3 ? 1 : 2;
-}
 int64_t element_bytes(FloatType type) {
   return type == FloatType::f32 ? 4 : 2;
 }
@@ -16,13 +13,20 @@ constexpr int64_t kActBytes = 2;
 
 void choose_row_block(const KernelTable& table, int64_t threads, GemmArgs* args) {
   constexpr int64_t kTasksPerThread = 4;  // so that all have about as much to do
-  args->row_block = table.row_block;
+  // fp16 weights are multiplied without tiles.
+  args->row_block = args->mat2_type == WeightType::fp16 ? kBlockM : table.row_block;
   if (gemm_task_count(*args) < threads * kTasksPerThread) args->row_block = kBlockM;
 }
 
 void run_gemm(const KernelTable& table, const GemmArgs& args, TaskRange tasks, void* scratch) {
-  const GemmKernel kernel = args.mat2_type == WeightType::e4m3 ? table.gemm_e4m3 : table.gemm_bf16;
-  kernel(args, tasks, scratch);
+  switch (args.mat2_type) {
+    case WeightType::e4m3:
+      return table.gemm_e4m3(args, tasks, scratch);
+    case WeightType::bf16:
+      return table.gemm_bf16(args, tasks, scratch);
+    case WeightType::fp16:
+      return table.gemm_fp16(args, tasks, scratch);
+  }
 }
 
 void run_bmm(const KernelTable& table, const BmmArgs& args, TaskRange tasks, void* scratch) {

@@ -145,12 +145,15 @@ void set_active_tier(const char* requested) {
 }
 
 const KernelTable& kernel_table(Tier tier) {
-#define SGL_TABLE_OF(name)                                                                      \
-  if (tier == Tier::name) {                                                                     \
-    static const KernelTable table = {&name::fp8_scaled_mm_kernel_impl,                         \
-                                      &name::weight_packed_linear_kernel_impl, name::kRowBlock, \
-                                      &name::read_probe, &name::multiply_probe};                \
-    return table;                                                                               \
+#define SGL_TABLE_OF(name)                                                     \
+  if (tier == Tier::name) {                                                    \
+    static const KernelTable table = {&name::fp8_scaled_mm_kernel_impl,        \
+                                      &name::weight_packed_linear_kernel_impl, \
+                                      &name::fp16_packed_linear_kernel_impl,   \
+                                      name::kRowBlock,                         \
+                                      &name::read_probe,                       \
+                                      &name::multiply_probe};                  \
+    return table;                                                              \
   }
   SGL_FOR_EACH_TIER(SGL_TABLE_OF)
 #undef SGL_TABLE_OF

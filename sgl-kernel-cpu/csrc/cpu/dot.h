@@ -14,6 +14,8 @@
 // DotTileOrder give the same bits: products are exact, and both flush subnormals (AMX always does).
 // So a row does not change when the batch grows past the few rows that DotTileOrder takes.
 //
+// With fp16 weights it is DotF32 on every tier.
+//
 // AMX knows bf16 only. An fp16 value is exactly the sum of two bf16 values, so on that tier fp16
 // rows are multiplied as two planes, high parts and low parts, added to the total in that order.
 #pragma once
@@ -50,7 +52,7 @@ struct DotF32 {
   static constexpr bool kWords = true;  // takes e4m3 weights as words, scaled by 1 / kWordScale
   using TileState = NoTileState;
 
-  // One k pair of 32 columns: as words, or as packed bf16.
+  // One k pair of 32 columns: as words, or as packed bf16 or fp16.
   SGL_INLINE void load_weights(const Word* words, Vec* weights) {
 #pragma GCC unroll 16
     for (int i = 0; i < kVecs; ++i) weights[i] = load_act(words + i * kLanes);
@@ -61,6 +63,12 @@ struct DotF32 {
       const Vec pairs = load(reinterpret_cast<const float*>(packed) + i * kLanes);
       weights[i] = even_k(pairs);
       weights[kColumnVecs + i] = odd_k(pairs);
+    }
+  }
+  SGL_INLINE void load_weights(const fp16_t* packed, Vec* weights) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kColumnVecs; ++i) {
+      widen_pairs(packed + 2 * i * kLanes, &weights[i], &weights[kColumnVecs + i]);
     }
   }
   // One chain: c + a * b.
@@ -103,9 +111,9 @@ struct Bf16Pairs {
 #include "tile_amx.inc"
 
 template <typename scalar_t>
-using DotFor = DotTile<scalar_t>;
+using ActDotFor = DotTile<scalar_t>;
 template <typename scalar_t>
-using TinyDotFor = DotTileOrder<scalar_t>;
+using TinyActDotFor = DotTileOrder<scalar_t>;
 
 #elif defined(SGL_HAS_BF16_DOT)
 
@@ -123,18 +131,27 @@ struct DotBf16 : Bf16Pairs {
   SGL_INLINE Vec dot(Vec a, Vec b, Vec c) { return dot_bf16(a, b, c); }
 };
 template <typename scalar_t>
-using DotFor = std::conditional_t<std::is_same<scalar_t, bf16_t>::value, DotBf16, DotF32>;
+using ActDotFor = std::conditional_t<std::is_same<scalar_t, bf16_t>::value, DotBf16, DotF32>;
 template <typename scalar_t>
-using TinyDotFor = DotFor<scalar_t>;
+using TinyActDotFor = ActDotFor<scalar_t>;
 
 #else
 
 template <typename scalar_t>
-using DotFor = DotF32;
+using ActDotFor = DotF32;
 template <typename scalar_t>
-using TinyDotFor = DotF32;
+using TinyActDotFor = DotF32;
 
 #endif
+
+// The policy of a product, and of a few rows. An fp16 weight is no bf16 number: all tiers multiply
+// it in f32, and so agree bit for bit.
+template <typename scalar_t, typename packed_t>
+using DotFor =
+    std::conditional_t<std::is_same<packed_t, fp16_t>::value, DotF32, ActDotFor<scalar_t>>;
+template <typename scalar_t, typename packed_t>
+using TinyDotFor =
+    std::conditional_t<std::is_same<packed_t, fp16_t>::value, DotF32, TinyActDotFor<scalar_t>>;
 
 // The sum of the chains of one vector of columns, which stand kColumnVecs vectors apart.
 template <typename Dot>

@@ -7,8 +7,9 @@
 namespace sgl_kernel {
 
 struct EmbeddingArgs {
-  const int64_t* rows = nullptr;  // of the table, one a token
-  const bf16_t* table = nullptr;  // [N, K]
+  const int64_t* rows = nullptr;             // of the table, one a token
+  const void* table = nullptr;               // [N, K]
+  WeightType table_type = WeightType::bf16;  // or fp16
   int64_t N = 0;
   int64_t K = 0;
   bool is_vnni = false;  // packed by pack_weight_blocks, else row-major

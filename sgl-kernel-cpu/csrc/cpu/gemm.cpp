@@ -5,7 +5,7 @@
 namespace sgl_kernel {
 namespace SGL_TIER {
 
-extern const int64_t kRowBlock = DotFor<bf16_t>::kTiles ? kMaxBlockM : kBlockM;
+extern const int64_t kRowBlock = DotFor<bf16_t, bf16_t>::kTiles ? kMaxBlockM : kBlockM;
 
 void weight_packed_linear_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch) {
   gemm_kernel_impl<bf16_t>(args, tasks, scratch);

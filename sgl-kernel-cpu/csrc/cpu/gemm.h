@@ -17,8 +17,12 @@
 namespace sgl_kernel {
 
 enum class ActType : uint8_t { bf16, fp16 };
-enum class WeightType : uint8_t { e4m3, bf16 };
+enum class WeightType : uint8_t { e4m3, bf16, fp16 };
 enum class FloatType : uint8_t { f32, bf16, fp16 };
+
+SGL_INLINE int64_t element_bytes(WeightType type) {
+  return type == WeightType::e4m3 ? 1 : 2;
+}
 
 struct GemmArgs {
   int64_t M = 0;
@@ -127,7 +131,7 @@ SGL_INLINE int64_t panel_scratch_bytes(const GemmArgs& args, int64_t element) {
 }
 
 SGL_INLINE int64_t gemm_scratch_bytes(const GemmArgs& args) {
-  const int64_t element = args.mat2_type == WeightType::e4m3 ? 1 : 2;
+  const int64_t element = element_bytes(args.mat2_type);
   const int64_t panel = panel_scratch_bytes(args, element);
   return args.M <= kTinyRows ? max_i64(tiny_scratch_bytes(args, element), panel) : panel;
 }
@@ -138,6 +142,7 @@ using GemmKernel = void (*)(const GemmArgs& args, TaskRange tasks, void* scratch
 struct KernelTable {
   GemmKernel gemm_e4m3;
   GemmKernel gemm_bf16;
+  GemmKernel gemm_fp16;
   int64_t row_block;  // GemmArgs::row_block where there are rows and columns enough for all threads
   // For benchmarks. Reads all of `data` at the speed of its memory.
   float (*read_probe)(const float* data, int64_t count);

@@ -26,13 +26,13 @@ namespace SGL_TIER {
 
 template <typename scalar_t, typename packed_t, bool has_bias>
 static void gemm_tasks(const GemmArgs& args, TaskRange tasks, void* scratch_bytes) {
-  const FpEnvGuard fp_env(DotFor<scalar_t>::kFlushSubnormals);
+  const FpEnvGuard fp_env(DotFor<scalar_t, packed_t>::kFlushSubnormals);
   const Scratch scratch{static_cast<char*>(scratch_bytes)};
-  if (args.M <= TinyDotFor<scalar_t>::kMostRows) {
+  if (args.M <= TinyDotFor<scalar_t, packed_t>::kMostRows) {
     tinygemm_blocks<scalar_t, packed_t, has_bias>(args, tasks, scratch);
     return;
   }
-  const typename DotFor<scalar_t>::TileState tile_state;
+  const typename DotFor<scalar_t, packed_t>::TileState tile_state;
   const int64_t column_blocks = div_up(args.N, kBlockN);
   const int64_t block_rows = rows_per_block(args);
   int64_t task = tasks.begin;

@@ -19,7 +19,9 @@ void rms_norm_kernel_impl(const RmsNormArgs& args, TaskRange rows, float* scratc
                         group * args.input_group_stride + inside * args.input_row_stride),
              args.input_type, n, x);
     if (args.residual != nullptr) {
-      void* residual = element_at(args.residual, args.residual_type, r * args.residual_stride);
+      void* residual =
+          element_at(args.residual, args.residual_type,
+                     group * args.residual_group_stride + inside * args.residual_row_stride);
       const float* before = row_as_f32(residual, args.residual_type, n, other);
       int64_t i = 0;
       for (; i + kLanes <= n; i += kLanes) store(x + i, add(load(before + i), load(x + i)));

@@ -21,9 +21,10 @@ struct RmsNormArgs {
   int64_t input_group_stride = 0;
   int64_t input_row_stride = 0;
 
-  void* residual = nullptr;  // or null; group_rows is 1 with it
+  void* residual = nullptr;  // or null
   ElementType residual_type = ElementType::f32;
-  int64_t residual_stride = 0;
+  int64_t residual_group_stride = 0;
+  int64_t residual_row_stride = 0;
 
   const void* weight = nullptr;  // [columns]
   ElementType weight_type = ElementType::f32;

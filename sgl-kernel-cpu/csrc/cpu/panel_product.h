@@ -275,7 +275,7 @@ constexpr int64_t kConvertRows = 16;  // a row of tiles
 // What brgemm2 does to one block of K; the order of the blocks is its own.
 template <typename scalar_t, typename packed_t>
 struct PanelProduct {
-  using Dot = DotFor<scalar_t>;
+  using Dot = DotFor<scalar_t, packed_t>;
   using Maker = PanelMaker<Dot, packed_t>;
 
   const GemmArgs& args;

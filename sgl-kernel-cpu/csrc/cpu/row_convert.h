@@ -28,6 +28,12 @@ static inline void load_row(const void* src, ElementType type, int64_t n, float*
   }
 }
 
+static inline float load_element(const void* data, ElementType type, int64_t index) {
+  float value;
+  load_row(element_at(data, type, index), type, 1, &value);
+  return value;
+}
+
 template <typename T>
 static inline void store_row_of(const float* src, int64_t n, T* dst) {
   int64_t i = 0;

@@ -16,6 +16,7 @@
   namespace tier {                                                                             \
   void fp8_scaled_mm_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch);        \
   void weight_packed_linear_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch); \
+  void fp16_packed_linear_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch);   \
   float read_probe(const float* data, int64_t count);                                          \
   int64_t multiply_probe(bool bf16, int64_t steps, float* sink);                               \
   extern const int64_t kRowBlock;                                                              \

@@ -34,7 +34,7 @@ struct TinyBlock {
 // BLOCK_M rows times BLOCK_N columns over the whole K.
 template <typename scalar_t, typename packed_t, bool has_bias, int BLOCK_M, int BLOCK_N>
 struct tinygemm_kernel_nn2 {
-  using Dot = TinyDotFor<scalar_t>;
+  using Dot = TinyDotFor<scalar_t, packed_t>;
   static constexpr int kRows = BLOCK_M * Dot::kPlanes;
   using Products = TinyProducts<Dot, kRows, packed_t>;
   // A segment in one block of K goes straight to the total, as in panel_product.h; zeros get other
@@ -187,7 +187,7 @@ SGL_INLINE void tinygemm_kernel2(const GemmArgs& args, TaskRange tasks,
 // All column blocks of `tasks` for M <= kTinyRows.
 template <typename scalar_t, typename packed_t, bool has_bias>
 static void tinygemm_blocks(const GemmArgs& args, TaskRange tasks, Scratch scratch) {
-  using Dot = TinyDotFor<scalar_t>;
+  using Dot = TinyDotFor<scalar_t, packed_t>;
   const int64_t segment = segment_length(args);
   TinyBlock<packed_t> block;
   block.segments = div_up(args.K, segment);

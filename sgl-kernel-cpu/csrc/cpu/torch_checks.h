@@ -7,9 +7,12 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace sgl_kernel {
 
@@ -81,6 +84,25 @@ class Checker {
     }
   }
 
+  // `least` dimensions or more.
+  void least_rank(const Tensor& t, const char* argument, int64_t least, const char* shape) const {
+    if (t.dim() < least) {
+      fail(argument, std::string(shape) + " (" + std::to_string(least) + "-D or more)", t.dim(),
+           "-D ", shape_name(t));
+    }
+  }
+
+  // The sizes of all dimensions but the last are those of `other`.
+  void same_rows(const Tensor& t, const char* argument, const Tensor& other,
+                 const char* other_argument) const {
+    bool same = t.dim() == other.dim();
+    for (int64_t d = 0; same && d + 1 < t.dim(); ++d) same = t.size(d) == other.size(d);
+    if (!same) {
+      fail(argument, std::string("the rows of ") + other_argument + ", " + shape_name(other),
+           shape_name(t));
+    }
+  }
+
   void dtype(const Tensor& t, const char* argument,
              std::initializer_list<ScalarType> allowed) const {
     std::string expected;
@@ -113,16 +135,20 @@ class Checker {
     }
   }
 
-  // For a 3-D tensor that is written: no two rows share memory.
+  // For a tensor that is written: no two rows share memory.
   void rows_apart(const Tensor& t, const char* argument) const {
-    const int outer = t.stride(0) >= t.stride(1) ? 0 : 1;
-    const int inner = 1 - outer;
-    const auto reach = [&t](int dim) { return (t.size(dim) - 1) * t.stride(dim); };
-    const bool inner_apart = t.size(inner) <= 1 || t.stride(inner) >= t.size(2);
-    const bool outer_apart =
-        t.size(outer) <= 1 || t.stride(outer) >= (t.size(inner) > 1 ? reach(inner) : 0) + t.size(2);
-    if (t.numel() > 0 && !(inner_apart && outer_apart)) {
-      fail(argument, "rows that do not overlap in memory", "strides ", strides_name(t));
+    if (t.numel() == 0) return;
+    std::vector<std::pair<int64_t, int64_t>> dims;  // stride and size, the innermost first
+    for (int64_t d = 0; d + 1 < t.dim(); ++d) {
+      if (t.size(d) > 1) dims.emplace_back(t.stride(d), t.size(d));
+    }
+    std::sort(dims.begin(), dims.end());
+    int64_t extent = t.size(t.dim() - 1);
+    for (const auto& [stride, size] : dims) {
+      if (stride < extent) {
+        fail(argument, "rows that do not overlap in memory", "strides ", strides_name(t));
+      }
+      extent += (size - 1) * stride;
     }
   }
 

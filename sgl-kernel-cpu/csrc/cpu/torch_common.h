@@ -45,6 +45,7 @@ inline ElementType element_type(ScalarType dtype) {
     case ScalarType::Half:
       return ElementType::fp16;
     case ScalarType::Float8_e4m3fn:
+    case ScalarType::Byte:  // its codes, moved as bytes
       return ElementType::e4m3;
     default:
       return ElementType::f32;

@@ -93,12 +93,12 @@ AttentionArgs cache_args(const Checker& check, const Tensor& k_cache, const Tens
   args.sliding_window = options.sliding_window;
   if (options.sinks.has_value()) {
     const Tensor& sinks = *options.sinks;
-    check.dense_cpu(sinks, "sinks");
-    check.dtype(sinks, "sinks", {ScalarType::Float});
+    check_float_dtype(check, sinks, "sinks");
     check.rank(sinks, "sinks", 1, "[num_heads]");
     check.size(sinks, "sinks", 0, num_heads, "num_heads");
     check.contiguous(sinks, "sinks");
-    args.sinks = static_cast<const float*>(sinks.const_data_ptr());
+    args.sinks = sinks.const_data_ptr();
+    args.sinks_type = element_type(sinks.scalar_type());
   }
   return args;
 }

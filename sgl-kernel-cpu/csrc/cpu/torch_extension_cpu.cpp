@@ -8,6 +8,7 @@
 #include "gemm.h"
 #include "huge_pages.h"
 #include "torch_common.h"
+#include "torch_rows.h"
 
 namespace sgl_kernel {
 namespace {
@@ -27,6 +28,16 @@ int64_t gemm_grain(const GemmArgs& args) {
   return max_i64(least, kMinWorkPerThread / work);
 }
 
+WeightType weight_type(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::BFloat16:
+      return WeightType::bf16;
+    case ScalarType::Half:
+      return WeightType::fp16;
+    default:
+      return WeightType::e4m3;
+  }
+}
 ActType act_type(ScalarType dtype) {
   return dtype == ScalarType::BFloat16 ? ActType::bf16 : ActType::fp16;
 }
@@ -48,31 +59,30 @@ void check_out_dtype(const Checker& check, ScalarType out_dtype, const Tensor& m
   }
 }
 
-// What all two-dimensional products share. Scales and bias are checked by the callers.
+// What all products of one weight share. Rows of mat1 come with run_linear; scales and bias are
+// checked by the callers.
 GemmArgs linear_args(const Checker& check, const Tensor& mat1, const Tensor& mat2,
-                     ScalarType weight_dtype, bool is_vnni, ScalarType out_dtype) {
+                     std::initializer_list<ScalarType> weight_dtypes, bool is_vnni,
+                     ScalarType out_dtype) {
   check.dense_cpu(mat1, "mat1");
   check.dense_cpu(mat2, "mat2");
   check.dtype(mat1, "mat1", {ScalarType::BFloat16, ScalarType::Half});
-  check.dtype(mat2, "mat2", {weight_dtype});
-  check.rank(mat1, "mat1", 2, "[M, K]");
+  check.dtype(mat2, "mat2", weight_dtypes);
+  check.least_rank(mat1, "mat1", 2, "[..., M, K]");
   check.rank(mat2, "mat2", 2, "[N, K]");
   check.positive(mat2, "mat2", 0, "N");
   check.positive(mat2, "mat2", 1, "K");
-  check.size(mat1, "mat1", 1, mat2.size(1), "K of mat2");
+  check.size(mat1, "mat1", mat1.dim() - 1, mat2.size(1), "K of mat2");
   check.unit_last_stride(mat1, "mat1");
   check.contiguous(mat2, "mat2");
   check_out_dtype(check, out_dtype, mat1);
 
   GemmArgs args;
-  args.M = mat1.size(0);
   args.N = mat2.size(0);
   args.K = mat2.size(1);
-  args.mat1 = mat1.const_data_ptr();
-  args.mat1_stride = mat1.stride(0);
   args.mat1_type = act_type(mat1.scalar_type());
   args.mat2 = mat2.const_data_ptr();
-  args.mat2_type = weight_dtype == ScalarType::BFloat16 ? WeightType::bf16 : WeightType::e4m3;
+  args.mat2_type = weight_type(mat2.scalar_type());
   args.is_vnni = is_vnni;
   args.out_type = float_type(out_dtype);
   return args;
@@ -95,24 +105,36 @@ void set_scales(const Tensor& scales, int64_t block_n, int64_t block_k, GemmArgs
   args->block_k = block_k;
 }
 
-Tensor run_linear(GemmArgs args, const Tensor& mat1, ScalarType out_dtype) {
-  const int64_t shape[2] = {args.M, args.N};
-  Tensor out = new_output(mat1, {shape, 2}, out_dtype);
-  args.out = out.mutable_data_ptr();
-  args.out_stride = args.N;
+// The rows of a slab.
+void run_rows(GemmArgs args) {
   const KernelTable* table = &kernel_table(active_tier());
   choose_row_block(*table, torch::stable::get_num_threads(), &args);
   const int64_t scratch_bytes = gemm_scratch_bytes(args);
   // With several blocks of rows a weight is read several times, and not from end to end.
   const bool in_order = row_block_count(args) == 1;
-  const int64_t element = args.mat2_type == WeightType::e4m3 ? 1 : 2;
-  const Stream weight{static_cast<const char*>(args.mat2), args.N * args.K * element};
+  const Stream weight{static_cast<const char*>(args.mat2),
+                      args.N * args.K * element_bytes(args.mat2_type)};
   run_step(
       gemm_task_count(args), gemm_grain(args),
       [table, args, scratch_bytes](TaskRange tasks) {
         run_gemm(*table, args, tasks, gemm_scratch(scratch_bytes));
       },
       in_order ? weight : Stream{});
+}
+
+Tensor run_linear(GemmArgs args, const Tensor& mat1, ScalarType out_dtype) {
+  const std::vector<int64_t> shape = sizes_with_last(mat1, args.N);
+  Tensor out = new_output(mat1, {shape.data(), shape.size()}, out_dtype);
+  const void* rows = mat1.const_data_ptr();
+  void* out_rows = out.mutable_data_ptr();
+  RowDims({mat1, out}, mat1.dim() - 1).for_each_slab(1, [&](const RowSlab& slab) {
+    args.M = slab.rows;
+    args.mat1 = element_at(rows, element_type(mat1.scalar_type()), slab.offsets[0]);
+    args.mat1_stride = slab.row_strides[0];
+    args.out = element_at(out_rows, element_type(out_dtype), slab.offsets[1]);
+    args.out_stride = slab.row_strides[1];
+    run_rows(args);
+  });
   return out;
 }
 
@@ -120,7 +142,7 @@ Tensor fp8_per_tensor_scaled_mm_cpu(const Tensor& mat1, const Tensor& mat2, cons
                                     const std::optional<Tensor>& bias, ScalarType out_dtype,
                                     bool is_vnni) {
   const Checker check("fp8_per_tensor_scaled_mm_cpu");
-  GemmArgs args = linear_args(check, mat1, mat2, ScalarType::Float8_e4m3fn, is_vnni, out_dtype);
+  GemmArgs args = linear_args(check, mat1, mat2, {ScalarType::Float8_e4m3fn}, is_vnni, out_dtype);
   check.dense_cpu(scales2, "scales2");
   check.dtype(scales2, "scales2", {ScalarType::Float});
   if (scales2.numel() != 1) {
@@ -136,7 +158,7 @@ Tensor fp8_per_channel_scaled_mm_cpu(const Tensor& mat1, const Tensor& mat2, con
                                      const std::optional<Tensor>& bias, ScalarType out_dtype,
                                      bool is_vnni) {
   const Checker check("fp8_per_channel_scaled_mm_cpu");
-  GemmArgs args = linear_args(check, mat1, mat2, ScalarType::Float8_e4m3fn, is_vnni, out_dtype);
+  GemmArgs args = linear_args(check, mat1, mat2, {ScalarType::Float8_e4m3fn}, is_vnni, out_dtype);
   check.dense_cpu(scales2, "scales2");
   check.dtype(scales2, "scales2", {ScalarType::Float});
   const bool column = scales2.dim() == 2 && scales2.size(1) == 1;
@@ -154,7 +176,7 @@ Tensor fp8_scaled_mm_cpu(const Tensor& mat1, const Tensor& mat2, const Tensor& s
                          const std::vector<int64_t>& block_size, const std::optional<Tensor>& bias,
                          ScalarType out_dtype, bool is_vnni) {
   const Checker check("fp8_scaled_mm_cpu");
-  GemmArgs args = linear_args(check, mat1, mat2, ScalarType::Float8_e4m3fn, is_vnni, out_dtype);
+  GemmArgs args = linear_args(check, mat1, mat2, {ScalarType::Float8_e4m3fn}, is_vnni, out_dtype);
   if (block_size.size() != 2 || block_size[0] < 1 || block_size[1] < 1) {
     std::string got;
     for (const int64_t size : block_size) got += (got.empty() ? "" : ", ") + std::to_string(size);
@@ -185,7 +207,8 @@ Tensor weight_packed_linear(const Tensor& mat1, const Tensor& mat2,
   const Checker check("weight_packed_linear");
   check.dense_cpu(mat1, "mat1");
   const ScalarType dtype = out_dtype.value_or(mat1.scalar_type());
-  GemmArgs args = linear_args(check, mat1, mat2, ScalarType::BFloat16, is_vnni, dtype);
+  GemmArgs args =
+      linear_args(check, mat1, mat2, {ScalarType::BFloat16, ScalarType::Half}, is_vnni, dtype);
   set_bias(check, bias, &args);
   return run_linear(args, mat1, dtype);
 }
@@ -197,7 +220,7 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
   check.dense_cpu(mat1, "mat1");
   check.dense_cpu(mat2, "mat2");
   check.dtype(mat1, "mat1", {ScalarType::BFloat16, ScalarType::Half});
-  check.dtype(mat2, "mat2", {ScalarType::Float8_e4m3fn, ScalarType::BFloat16});
+  check.dtype(mat2, "mat2", {ScalarType::Float8_e4m3fn, ScalarType::BFloat16, ScalarType::Half});
   check.dtype(out, "out", {mat1.scalar_type(), ScalarType::Float});
   check.rank(out, "out", 3, "[B, M, N]");
   check.rank(mat1, "mat1", 3, "[B, M, K]");
@@ -226,7 +249,7 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
   gemm.mat1_stride = mat1.stride(1);
   gemm.mat1_type = act_type(mat1.scalar_type());
   gemm.mat2 = mat2.const_data_ptr();
-  gemm.mat2_type = mat2.scalar_type() == ScalarType::BFloat16 ? WeightType::bf16 : WeightType::e4m3;
+  gemm.mat2_type = weight_type(mat2.scalar_type());
   gemm.is_vnni = is_vnni;
   gemm.out = out.mutable_data_ptr();
   gemm.out_stride = out.stride(1);
@@ -236,7 +259,9 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
   const bool is_fp8 = gemm.mat2_type == WeightType::e4m3;
   if (is_fp8 && !scale.has_value())
     check.fail("scale", "a float32 tensor for float8_e4m3fn mat2", "None");
-  if (!is_fp8 && scale.has_value()) check.fail("scale", "None for bfloat16 mat2", "a tensor");
+  if (!is_fp8 && scale.has_value()) {
+    check.fail("scale", "None for " + dtype_name(mat2.scalar_type()) + " mat2", "a tensor");
+  }
   if (scale.has_value()) {
     check.dense_cpu(*scale, "scale");
     check.dtype(*scale, "scale", {ScalarType::Float});
@@ -261,7 +286,8 @@ Tensor convert_weight_packed(const Tensor& weight) {
   const Checker check("convert_weight_packed");
   refuse_recording(check);
   check.dense_cpu(weight, "weight");
-  check.dtype(weight, "weight", {ScalarType::Float8_e4m3fn, ScalarType::BFloat16});
+  check.dtype(weight, "weight",
+              {ScalarType::Float8_e4m3fn, ScalarType::BFloat16, ScalarType::Half});
   const int64_t dims = weight.dim();
   if (dims != 2 && dims != 3) {
     check.fail("weight", "[N, K] or [B, N, K]", dims, "-D ", shape_name(weight));

@@ -3,9 +3,11 @@
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "embedding.h"
 #include "torch_heads.h"
+#include "torch_rows.h"
 #include "transformer_tiers.h"
 
 namespace sgl_kernel {
@@ -22,74 +24,88 @@ void run_rms_norm(const RmsNormArgs& args) {
            [kernel, args, floats](TaskRange rows) { kernel(args, rows, row_scratch(floats)); });
 }
 
-Tensor rmsnorm_cpu(const Tensor& input, const Tensor& weight, double eps,
-                   std::optional<ScalarType> out_dtype) {
-  const Checker check("rmsnorm_cpu");
-  check_float_dtype(check, input, "input");
-  const int64_t dims = input.dim();
-  if (dims != 2 && dims != 3) {
-    check.fail("input", "[M, N] or [T, heads, N]", dims, "-D ", shape_name(input));
+// Rows of a slab: of the input, of the output, and of the residual if there is one.
+void run_norm_slab(RmsNormArgs args, const RowSlab& slab) {
+  args.rows = slab.count();
+  args.group_rows = slab.rows;
+  args.input = element_at(args.input, args.input_type, slab.offsets[0]);
+  args.input_group_stride = slab.group_strides[0];
+  args.input_row_stride = slab.row_strides[0];
+  args.out = element_at(args.out, args.out_type, slab.offsets[1]);
+  args.out_group_stride = slab.group_strides[1];
+  args.out_row_stride = slab.row_strides[1];
+  if (args.residual != nullptr) {
+    args.residual = element_at(args.residual, args.residual_type, slab.offsets[2]);
+    args.residual_group_stride = slab.group_strides[2];
+    args.residual_row_stride = slab.row_strides[2];
   }
-  check.positive(input, "input", dims - 1, "N");
-  check.unit_last_stride(input, "input");
-  const ScalarType dtype = out_dtype.value_or(input.scalar_type());
-  check_float_out_dtype(check, dtype);
-
-  RmsNormArgs args;
-  args.columns = input.size(dims - 1);
-  set_weight(check, weight, "weight", args.columns, "N of input");
-  args.group_rows = dims == 3 ? max_i64(1, input.size(1)) : 1;
-  args.rows = input.size(0) * (dims == 3 ? input.size(1) : 1);
-  args.eps = static_cast<float>(eps);
-  args.input = input.const_data_ptr();
-  args.input_type = element_type(input.scalar_type());
-  args.input_group_stride = input.stride(0);
-  args.input_row_stride = dims == 3 ? input.stride(1) : 0;
-  args.weight = weight.const_data_ptr();
-  args.weight_type = element_type(weight.scalar_type());
-  Tensor out = new_output(input, input.sizes(), dtype);
-  args.out = out.mutable_data_ptr();
-  args.out_type = element_type(dtype);
-  args.out_group_stride = args.group_rows * args.columns;
-  args.out_row_stride = args.columns;
   run_rms_norm(args);
-  return out;
 }
 
-// input + residual into the residual, and the norm of the sum into `out`, a 2-D tensor like input.
-RmsNormArgs add_norm_args(const Checker& check, const Tensor& input, const Tensor& residual,
-                          const Tensor& weight, double eps) {
-  check_rows(check, input, "input");
-  check_rows(check, residual, "residual");
-  check.positive(input, "input", 1, "N");
-  check.size(residual, "residual", 0, input.size(0), "M of input");
-  check.size(residual, "residual", 1, input.size(1), "N of input");
-  set_weight(check, weight, "weight", input.size(1), "N of input");
+// Input and weight, checked; the rows come in slabs.
+RmsNormArgs norm_args(const Checker& check, const Tensor& input, const Tensor& weight, double eps) {
+  check_float_dtype(check, input, "input");
+  check.least_rank(input, "input", 1, "[..., N]");
+  const int64_t last = input.dim() - 1;
+  check.positive(input, "input", last, "N");
+  check.unit_last_stride(input, "input");
+  set_weight(check, weight, "weight", input.size(last), "N of input");
   RmsNormArgs args;
-  args.rows = input.size(0);
-  args.columns = input.size(1);
+  args.columns = input.size(last);
   args.eps = static_cast<float>(eps);
   args.input = input.const_data_ptr();
   args.input_type = element_type(input.scalar_type());
-  args.input_group_stride = input.stride(0);
-  args.residual = residual.mutable_data_ptr();
-  args.residual_type = element_type(residual.scalar_type());
-  args.residual_stride = residual.stride(0);
   args.weight = weight.const_data_ptr();
   args.weight_type = element_type(weight.scalar_type());
   return args;
 }
 
-void run_add_norm(RmsNormArgs args, const Tensor& out) {
-  args.out = out.mutable_data_ptr();
-  args.out_type = element_type(out.scalar_type());
-  args.out_group_stride = out.stride(0);
-  run_rms_norm(args);
+void set_norm_out(const Tensor& out, RmsNormArgs* args) {
+  args->out = out.mutable_data_ptr();
+  args->out_type = element_type(out.scalar_type());
+}
+
+Tensor rmsnorm_cpu(const Tensor& input, const Tensor& weight, double eps,
+                   std::optional<ScalarType> out_dtype) {
+  const Checker check("rmsnorm_cpu");
+  RmsNormArgs args = norm_args(check, input, weight, eps);
+  const ScalarType dtype = out_dtype.value_or(input.scalar_type());
+  check_float_out_dtype(check, dtype);
+  Tensor out = new_output(input, input.sizes(), dtype);
+  set_norm_out(out, &args);
+  RowDims({input, out}, input.dim() - 1).for_each_slab(2, [&](const RowSlab& slab) {
+    run_norm_slab(args, slab);
+  });
+  return out;
+}
+
+// input + residual into the residual; what follows is the norm of the sum.
+RmsNormArgs add_norm_args(const Checker& check, const Tensor& input, const Tensor& residual,
+                          const Tensor& weight, double eps) {
+  RmsNormArgs args = norm_args(check, input, weight, eps);
+  check_float_dtype(check, residual, "residual");
+  check.same_rows(residual, "residual", input, "input");
+  check.size(residual, "residual", input.dim() - 1, args.columns, "N of input");
+  check.unit_last_stride(residual, "residual");
+  check.rows_apart(residual, "residual");
+  args.residual = residual.mutable_data_ptr();
+  args.residual_type = element_type(residual.scalar_type());
+  return args;
+}
+
+void run_add_norm(RmsNormArgs args, const Tensor& input, const Tensor& residual,
+                  const Tensor& out) {
+  set_norm_out(out, &args);
+  RowDims({input, out, residual}, input.dim() - 1).for_each_slab(2, [&](const RowSlab& slab) {
+    run_norm_slab(args, slab);
+  });
 }
 
 void fused_add_rmsnorm_cpu(Tensor input, Tensor residual, const Tensor& weight, double eps) {
   const Checker check("fused_add_rmsnorm_cpu");
-  run_add_norm(add_norm_args(check, input, residual, weight, eps), input);
+  const RmsNormArgs args = add_norm_args(check, input, residual, weight, eps);
+  check.rows_apart(input, "input");
+  run_add_norm(args, input, residual, input);
 }
 
 Tensor add_rmsnorm_cpu(const Tensor& input, Tensor residual, const Tensor& weight, double eps,
@@ -99,7 +115,7 @@ Tensor add_rmsnorm_cpu(const Tensor& input, Tensor residual, const Tensor& weigh
   const ScalarType dtype = out_dtype.value_or(input.scalar_type());
   check_float_out_dtype(check, dtype);
   Tensor out = new_output(input, input.sizes(), dtype);
-  run_add_norm(args, out);
+  run_add_norm(args, input, residual, out);
   return out;
 }
 
@@ -107,12 +123,12 @@ Tensor packed_embedding_cpu(const Tensor& indices, const Tensor& weight, bool is
                             std::optional<ScalarType> out_dtype) {
   const Checker check("packed_embedding_cpu");
   check.dense_cpu(weight, "weight");
-  check.dtype(weight, "weight", {ScalarType::BFloat16});
+  check.dtype(weight, "weight", {ScalarType::BFloat16, ScalarType::Half});
   check.rank(weight, "weight", 2, "[N, K]");
   check.contiguous(weight, "weight");
   check.dense_cpu(indices, "indices");
   check.rank(indices, "indices", 1, "[T]");
-  const ScalarType dtype = out_dtype.value_or(ScalarType::BFloat16);
+  const ScalarType dtype = out_dtype.value_or(weight.scalar_type());
   check_float_out_dtype(check, dtype);
   const int64_t tokens = indices.size(0);
   const auto rows = std::make_shared<Indices>(check, indices, "indices", tokens, "T",
@@ -121,7 +137,8 @@ Tensor packed_embedding_cpu(const Tensor& indices, const Tensor& weight, bool is
   args.rows = rows->data();
   args.N = weight.size(0);
   args.K = weight.size(1);
-  args.table = static_cast<const bf16_t*>(weight.const_data_ptr());
+  args.table = weight.const_data_ptr();
+  args.table_type = weight.scalar_type() == ScalarType::Half ? WeightType::fp16 : WeightType::bf16;
   args.is_vnni = is_vnni;
   const int64_t shape[2] = {tokens, args.K};
   Tensor out = new_output(weight, {shape, 2}, dtype);
@@ -140,34 +157,40 @@ Tensor packed_embedding_cpu(const Tensor& indices, const Tensor& weight, bool is
 Tensor silu_and_mul_cpu(const Tensor& input, std::optional<ScalarType> out_dtype) {
   const Checker check("silu_and_mul_cpu");
   check_float_dtype(check, input, "input");
-  check.rank(input, "input", 2, "[M, 2 N]");
+  check.least_rank(input, "input", 1, "[..., 2 N]");
+  const int64_t last = input.dim() - 1;
   check.unit_last_stride(input, "input");
-  if (input.size(1) % 2 != 0) {
-    check.fail("input", "an even size in dimension 1", input.size(1), " in shape ",
-               shape_name(input));
+  if (input.size(last) % 2 != 0) {
+    check.fail("input", "an even size in dimension " + std::to_string(last), input.size(last),
+               " in shape ", shape_name(input));
   }
   const ScalarType dtype = out_dtype.value_or(input.scalar_type());
   check_float_out_dtype(check, dtype);
 
   SiluAndMulArgs args;
-  args.rows = input.size(0);
-  args.columns = input.size(1) / 2;
-  args.input = input.const_data_ptr();
+  args.columns = input.size(last) / 2;
   args.input_type = element_type(input.scalar_type());
-  args.input_stride = input.stride(0);
-  const int64_t shape[2] = {args.rows, args.columns};
-  Tensor out = new_output(input, {shape, 2}, dtype);
-  args.out = out.mutable_data_ptr();
   args.out_type = element_type(dtype);
+  const std::vector<int64_t> shape = sizes_with_last(input, args.columns);
+  Tensor out = new_output(input, {shape.data(), shape.size()}, dtype);
+  const void* rows = input.const_data_ptr();
+  void* out_rows = out.mutable_data_ptr();
   const auto kernel = kernels().silu_and_mul;
-  run_step(args.rows, row_grain(4 * args.columns),
-           [kernel, args](TaskRange rows) { kernel(args, rows); });
+  RowDims({input, out}, last).for_each_slab(1, [&](const RowSlab& slab) {
+    args.rows = slab.rows;
+    args.input = element_at(rows, args.input_type, slab.offsets[0]);
+    args.input_stride = slab.row_strides[0];
+    args.out = element_at(out_rows, args.out_type, slab.offsets[1]);
+    run_step(args.rows, row_grain(4 * args.columns),
+             [kernel, args](TaskRange rows) { kernel(args, rows); });
+  });
   return out;
 }
 
 std::tuple<Tensor, Tensor> topk_softmax_cpu(const Tensor& hidden_states,
                                             const Tensor& gating_output, int64_t topk,
-                                            bool renormalize) {
+                                            bool renormalize,
+                                            const std::optional<Tensor>& correction_bias) {
   const Checker check("topk_softmax_cpu");
   check_float_dtype(check, gating_output, "gating_output");
   check.rank(gating_output, "gating_output", 2, "[M, experts]");
@@ -187,6 +210,14 @@ std::tuple<Tensor, Tensor> topk_softmax_cpu(const Tensor& hidden_states,
   args.gating = gating_output.const_data_ptr();
   args.gating_type = element_type(gating_output.scalar_type());
   args.gating_stride = gating_output.stride(0);
+  if (correction_bias.has_value()) {
+    check_float_dtype(check, *correction_bias, "correction_bias");
+    check.rank(*correction_bias, "correction_bias", 1, "[experts]");
+    check.size(*correction_bias, "correction_bias", 0, args.experts, "experts of gating_output");
+    check.contiguous(*correction_bias, "correction_bias");
+    args.bias = correction_bias->const_data_ptr();
+    args.bias_type = element_type(correction_bias->scalar_type());
+  }
   const int64_t shape[2] = {args.rows, topk};
   Tensor weights = new_output(gating_output, {shape, 2}, ScalarType::Float);
   Tensor ids = new_output(gating_output, {shape, 2}, ScalarType::Int);
@@ -199,37 +230,100 @@ std::tuple<Tensor, Tensor> topk_softmax_cpu(const Tensor& hidden_states,
   return {weights, ids};
 }
 
-// A new contiguous tensor of the source's shape and dtype as the place where the heads go.
-Tensor new_heads(const Tensor& source, HeadGroup* group) {
-  Tensor out = new_output(source, source.sizes(), source.scalar_type());
-  group->dst = out.mutable_data_ptr();
-  group->dst_type = group->src_type;
-  group->dst_token_stride = group->heads * group->head_dim;
-  group->dst_head_stride = group->head_dim;
-  return out;
+// Two tensors of heads, and their tokens: [T, ...], or [B, S, heads, head_dim].
+class HeadPair {
+ public:
+  HeadPair(const Checker& check, const Tensor& first, const char* first_argument,
+           int64_t first_head_dim, const Tensor& second, const char* second_argument,
+           int64_t second_head_dim)
+      : first_(first), second_(second) {
+    args_.groups[0] = heads_of(check, first, first_argument, first_head_dim, 4);
+    args_.groups[1] = heads_of(check, second, second_argument, second_head_dim, 4);
+    args_.group_count = 2;
+    const bool batched = first.dim() == 4;
+    token_dims_ = batched ? 2 : 1;
+    if (batched != (second.dim() == 4)) {
+      check.fail(second_argument,
+                 std::string("the dimensions of ") + first_argument + ", " + shape_name(first),
+                 shape_name(second));
+    }
+    const char* tokens = batched ? "B of the first" : "T of the first";
+    for (int64_t d = 0; d < token_dims_; ++d) {
+      check.size(second, second_argument, d, first.size(d), d == 0 ? tokens : "S of the first");
+    }
+    check.dtype(second, second_argument, {first.scalar_type()});
+  }
+
+  HeadsArgs& args() { return args_; }
+  int64_t tokens() const { return first_.size(0) * (token_dims_ == 2 ? first_.size(1) : 1); }
+
+  // Does args() to the heads of both tensors and writes the results into others of their shapes;
+  // these may be the same.
+  void run(const Tensor& first_out, const Tensor& second_out,
+           const std::vector<SharedIndices>& indices) const {
+    const Tensor* outs[2] = {&first_out, &second_out};
+    const RowDims dims({first_, second_, first_out, second_out}, token_dims_);
+    dims.for_each_slab(1, [&](const RowSlab& slab) {
+      HeadsArgs args = args_;
+      args.tokens = slab.rows;
+      if (args.positions != nullptr) args.positions += slab.first_row;
+      for (int g = 0; g < 2; ++g) {
+        HeadGroup& group = args.groups[g];
+        const Tensor& out = *outs[g];
+        group.src = element_at(group.src, group.src_type, slab.offsets[g]);
+        group.src_token_stride = slab.row_strides[g];
+        group.dst_type = group.src_type;
+        group.dst = element_at(out.mutable_data_ptr(), group.dst_type, slab.offsets[2 + g]);
+        group.dst_token_stride = slab.row_strides[2 + g];
+        group.dst_head_stride = out.dim() == 2 ? group.head_dim : out.stride(out.dim() - 2);
+      }
+      run_heads(args, indices);
+    });
+  }
+
+ private:
+  const Tensor first_;
+  const Tensor second_;
+  HeadsArgs args_;
+  int64_t token_dims_ = 1;
+};
+
+Tensor new_like(const Tensor& t) {
+  return new_output(t, t.sizes(), t.scalar_type());
 }
 
-std::tuple<Tensor, Tensor> rotary_embedding_cpu(const Tensor& positions, const Tensor& query,
-                                                const Tensor& key, int64_t head_size,
-                                                const Tensor& cos_sin_cache, bool is_neox) {
+// As SGLang has it, [T, heads, head_size] is left as it is, while other forms are rotated in place.
+// A result is a tensor of its own in either case: an operator's schema has no way to say that it
+// returns an argument now and then.
+std::tuple<Tensor, Tensor> rotary_embedding_cpu(const Tensor& positions, Tensor query, Tensor key,
+                                                int64_t head_size, const Tensor& cos_sin_cache,
+                                                bool is_neox) {
   const Checker check("rotary_embedding_cpu");
   if (head_size < 1) check.fail("head_size", "1 or more", head_size);
-  HeadsArgs args;
-  args.groups[0] = heads_of(check, query, "query", head_size);
-  args.groups[1] = heads_of(check, key, "key", head_size);
-  args.group_count = 2;
-  args.tokens = query.size(0);
-  check.size(key, "key", 0, args.tokens, "T of query");
-  check.dtype(key, "key", {query.scalar_type()});
+  HeadPair pair(check, query, "query", head_size, key, "key", head_size);
+  if (query.dim() != 4) {
+    check.rank(
+        key, "key", query.dim(),
+        query.dim() == 2 ? "[T, heads * head_size] as query" : "[T, heads, head_size] as query");
+  }
+  const bool in_place = query.dim() != 3;
+  if (in_place) {
+    check.rows_apart(query, "query");
+    check.rows_apart(key, "key");
+  }
   check_cos_sin(check, cos_sin_cache);
   const auto checked =
-      std::make_shared<Indices>(check, positions, "positions", args.tokens, "T of query",
+      std::make_shared<Indices>(check, positions, "positions", pair.tokens(), "T of query",
                                 cos_sin_cache.size(0), "rows of cos_sin_cache");
+  HeadsArgs& args = pair.args();
   set_rotation(check, cos_sin_cache, head_size, is_neox, *checked, &args);
   args.groups[0].rotate = args.groups[1].rotate = true;
-  Tensor query_out = new_heads(query, &args.groups[0]);
-  Tensor key_out = new_heads(key, &args.groups[1]);
-  run_heads(args, {checked});
+  const Tensor query_out = new_like(query), key_out = new_like(key);
+  if (in_place) {
+    pair.run(query, key, {checked});
+    args.groups[0].rotate = args.groups[1].rotate = false;
+  }
+  pair.run(query_out, key_out, {checked});
   return {query_out, key_out};
 }
 
@@ -243,30 +337,46 @@ std::tuple<Tensor, Tensor> fused_qk_rmsnorm_cpu(const Tensor& q, const Tensor& k
   check.rank(k_weight, "k_weight", 1, "[N]");
   check.positive(q_weight, "q_weight", 0, "N");
   check.positive(k_weight, "k_weight", 0, "N");
-  HeadsArgs args;
-  args.groups[0] = heads_of(check, q, "q", q_weight.size(0));
-  args.groups[1] = heads_of(check, k, "k", k_weight.size(0));
-  args.group_count = 2;
-  args.tokens = q.size(0);
+  HeadPair pair(check, q, "q", q_weight.size(0), k, "k", k_weight.size(0));
+  HeadsArgs& args = pair.args();
   args.eps = static_cast<float>(eps);
-  check.size(k, "k", 0, args.tokens, "T of q");
-  check.dtype(k, "k", {q.scalar_type()});
   set_norm(check, q_weight, "q_weight", &args.groups[0]);
   set_norm(check, k_weight, "k_weight", &args.groups[1]);
-  Tensor q_out = new_heads(q, &args.groups[0]);
-  Tensor k_out = new_heads(k, &args.groups[1]);
-  run_heads(args, {});
+  const Tensor q_out = new_like(q), k_out = new_like(k);
+  pair.run(q_out, k_out, {});
   return {q_out, k_out};
+}
+
+// Whether k or v can go into a cache: numbers into a cache of numbers, FP8 codes and bytes, as they
+// are, into one of codes or bytes.
+void check_stored(const Checker& check, const Tensor& t, const char* argument, const Tensor& cache,
+                  const char* cache_argument, double scale, const char* scale_argument) {
+  const auto is_codes = [](const Tensor& x) {
+    return x.scalar_type() == ScalarType::Float8_e4m3fn || x.scalar_type() == ScalarType::Byte;
+  };
+  if (is_codes(t)) {
+    if (!is_codes(cache)) {
+      check.fail(cache_argument, std::string("dtype float8_e4m3fn or uint8 for FP8 ") + argument,
+                 dtype_name(cache.scalar_type()));
+    }
+    if (scale != 1) {
+      check.fail(scale_argument,
+                 std::string("1 for FP8 ") + argument + ", which is stored as it is", scale);
+    }
+  } else if (cache.scalar_type() == ScalarType::Byte) {
+    check.fail(argument, "dtype float8_e4m3fn or uint8 for a uint8 cache",
+               dtype_name(t.scalar_type()));
+  }
 }
 
 void store_cache_cpu(const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_cache,
                      const Tensor& indices, std::optional<int64_t> row_dim, double k_scale,
                      double v_scale) {
   const Checker check("store_cache_cpu");
-  check_caches(check, k_cache, v_cache);
+  check_caches(check, k_cache, v_cache, true);
   HeadsArgs args;
-  args.groups[0] = heads_of(check, k, "k", k_cache.size(2));
-  args.groups[1] = heads_of(check, v, "v", v_cache.size(2));
+  args.groups[0] = heads_of(check, k, "k", k_cache.size(2), 3, true);
+  args.groups[1] = heads_of(check, v, "v", v_cache.size(2), 3, true);
   args.group_count = 2;
   args.tokens = k.size(0);
   check.size(v, "v", 0, args.tokens, "T of k");
@@ -278,6 +388,8 @@ void store_cache_cpu(const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_
                                                k_cache.size(0), "slots of k_cache");
   set_cache(check, k_cache, "k_cache", *slots, k_scale, "k_scale", &args.groups[0]);
   set_cache(check, v_cache, "v_cache", *slots, v_scale, "v_scale", &args.groups[1]);
+  check_stored(check, k, "k", k_cache, "k_cache", k_scale, "k_scale");
+  check_stored(check, v, "v", v_cache, "v_cache", v_scale, "v_scale");
   run_heads(args, {slots});
 }
 
@@ -311,11 +423,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
       "out_dtype=None) -> Tensor");
   m.def("silu_and_mul_cpu(Tensor input, ScalarType? out_dtype=None) -> Tensor");
   m.def(
-      "topk_softmax_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) -> "
-      "(Tensor, Tensor)");
+      "topk_softmax_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize, "
+      "Tensor? correction_bias=None) -> (Tensor, Tensor)");
   m.def(
-      "rotary_embedding_cpu(Tensor positions, Tensor query, Tensor key, int head_size, Tensor "
-      "cos_sin_cache, bool is_neox) -> (Tensor, Tensor)");
+      "rotary_embedding_cpu(Tensor positions, Tensor(a!) query, Tensor(b!) key, int head_size, "
+      "Tensor cos_sin_cache, bool is_neox) -> (Tensor, Tensor)");
   m.def(
       "fused_qk_rmsnorm_cpu(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, float eps) -> "
       "(Tensor, Tensor)");

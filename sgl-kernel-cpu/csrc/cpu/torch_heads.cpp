@@ -14,10 +14,7 @@ void check_rows(const Checker& check, const Tensor& t, const char* argument) {
   check_float_dtype(check, t, argument);
   check.rank(t, argument, 2, "[M, N]");
   check.unit_last_stride(t, argument);
-  if (t.size(0) > 1 && t.size(1) > 0 && t.stride(0) < t.size(1)) {
-    check.fail(argument, "rows that do not overlap in memory", "row stride ", t.stride(0), " for ",
-               shape_name(t));
-  }
+  check.rows_apart(t, argument);
 }
 
 void run_heads(const HeadsArgs& args, const std::vector<SharedIndices>& indices) {
@@ -36,26 +33,36 @@ void run_heads(const HeadsArgs& args, const std::vector<SharedIndices>& indices)
       [kernel, args, floats](TaskRange tokens) { kernel(args, tokens, row_scratch(floats)); });
 }
 
-HeadGroup heads_of(const Checker& check, const Tensor& t, const char* argument, int64_t head_dim) {
-  check_float_dtype(check, t, argument);
+HeadGroup heads_of(const Checker& check, const Tensor& t, const char* argument, int64_t head_dim,
+                   int64_t most_dims, bool or_codes) {
+  if (or_codes) {
+    check.dense_cpu(t, argument);
+    check.dtype(t, argument,
+                {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half,
+                 ScalarType::Float8_e4m3fn, ScalarType::Byte});
+  } else {
+    check_float_dtype(check, t, argument);
+  }
   const int64_t dims = t.dim();
-  if (dims != 2 && dims != 3) {
-    check.fail(argument, "[T, heads * head_dim] or [T, heads, head_dim]", dims, "-D ",
-               shape_name(t));
+  if (dims < 2 || dims > most_dims) {
+    check.fail(argument,
+               std::string("[T, heads * head_dim] or [T, heads, head_dim]") +
+                   (most_dims == 4 ? " or [B, S, heads, head_dim]" : ""),
+               dims, "-D ", shape_name(t));
   }
   check.unit_last_stride(t, argument);
-  if (dims == 3) check.size(t, argument, 2, head_dim, "head_dim");
+  if (dims > 2) check.size(t, argument, dims - 1, head_dim, "head_dim");
   if (dims == 2 && t.size(1) % head_dim != 0) {
     check.fail(argument, "a multiple of head_dim, " + std::to_string(head_dim) + ", in dimension 1",
                t.size(1), " in shape ", shape_name(t));
   }
   HeadGroup group;
-  group.heads = dims == 3 ? t.size(1) : t.size(1) / head_dim;
+  group.heads = dims > 2 ? t.size(dims - 2) : t.size(1) / head_dim;
   group.head_dim = head_dim;
   group.src = t.const_data_ptr();
   group.src_type = element_type(t.scalar_type());
   group.src_token_stride = t.stride(0);
-  group.src_head_stride = dims == 3 ? t.stride(1) : head_dim;
+  group.src_head_stride = dims > 2 ? t.stride(dims - 2) : head_dim;
   return group;
 }
 
@@ -106,18 +113,21 @@ void set_cache(const Checker& check, const Tensor& cache, const char* argument,
   group->dst_scale = static_cast<float>(scale);
 }
 
-void check_cache(const Checker& check, const Tensor& cache, const char* argument) {
+void check_cache(const Checker& check, const Tensor& cache, const char* argument, bool or_bytes) {
   check.dense_cpu(cache, argument);
-  check.dtype(
-      cache, argument,
-      {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half, ScalarType::Float8_e4m3fn});
+  if (!(or_bytes && cache.scalar_type() == ScalarType::Byte)) {
+    check.dtype(
+        cache, argument,
+        {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half, ScalarType::Float8_e4m3fn});
+  }
   check.rank(cache, argument, 3, "[slots, heads, head_dim]");
   check.positive(cache, argument, 2, "head_dim");
 }
 
-void check_caches(const Checker& check, const Tensor& k_cache, const Tensor& v_cache) {
-  check_cache(check, k_cache, "k_cache");
-  check_cache(check, v_cache, "v_cache");
+void check_caches(const Checker& check, const Tensor& k_cache, const Tensor& v_cache,
+                  bool or_bytes) {
+  check_cache(check, k_cache, "k_cache", or_bytes);
+  check_cache(check, v_cache, "v_cache", or_bytes);
   check.size(v_cache, "v_cache", 0, k_cache.size(0), "slots of k_cache");
 }
 

@@ -16,8 +16,11 @@ void set_weight(const Checker& check, const Tensor& weight, const char* argument
 void check_rows(const Checker& check, const Tensor& t, const char* argument);
 // `indices`: what args points to.
 void run_heads(const HeadsArgs& args, const std::vector<SharedIndices>& indices);
-// Heads of a [T, heads * head_dim] or [T, heads, head_dim] tensor with strided tokens and heads.
-HeadGroup heads_of(const Checker& check, const Tensor& t, const char* argument, int64_t head_dim);
+// Heads of a [T, heads * head_dim] or [T, heads, head_dim] tensor with strided tokens and heads;
+// with most_dims 4 also of [B, S, heads, head_dim], whose token stride is for the caller to set.
+// or_codes: of any of the dtypes, or FP8 codes.
+HeadGroup heads_of(const Checker& check, const Tensor& t, const char* argument, int64_t head_dim,
+                   int64_t most_dims = 3, bool or_codes = false);
 void set_rotation(const Checker& check, const Tensor& cos_sin_cache, int64_t head_dim, bool is_neox,
                   const Indices& positions, HeadsArgs* args);
 void check_cos_sin(const Checker& check, const Tensor& cos_sin_cache);
@@ -26,8 +29,11 @@ void check_scale(const Checker& check, double scale, const char* argument);
 // A [slots, heads, head_dim] cache as the place where the heads of `group` go.
 void set_cache(const Checker& check, const Tensor& cache, const char* argument,
                const Indices& slots, double scale, const char* scale_argument, HeadGroup* group);
-void check_cache(const Checker& check, const Tensor& cache, const char* argument);
-void check_caches(const Checker& check, const Tensor& k_cache, const Tensor& v_cache);
+// or_bytes: codes may come as uint8.
+void check_cache(const Checker& check, const Tensor& cache, const char* argument,
+                 bool or_bytes = false);
+void check_caches(const Checker& check, const Tensor& k_cache, const Tensor& v_cache,
+                  bool or_bytes = false);
 
 // What fused ops do with a fused projection: queries normalised and rotated in place, keys too on
 // their way into the cache, values into the cache.

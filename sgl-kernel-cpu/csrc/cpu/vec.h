@@ -8,6 +8,7 @@
 //   zero, set1, load, store, add, mul, fma
 //   load_act(const bf16_t* | const fp16_t*)   kLanes activations, or weight words, as f32
 //   even_k, odd_k               one k of each of kLanes bf16 pairs (moved as bits), as f32
+//   widen_pairs                 kLanes fp16 pairs (fp16_t*) as f32, exact: even k and odd k apart
 //   store_out(float* | bf16_t* | fp16_t*, Vec) one rounding, to nearest even
 //   Word, kWordScale, codes_to_words, NanWatch   e4m3 pairs as 16-bit words that load_act widens,
 //                               even k and odd k apart

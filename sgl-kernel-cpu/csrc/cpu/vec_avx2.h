@@ -80,6 +80,16 @@ SGL_INLINE Vec odd_k(Vec pairs) {
                        _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
 
+// Inside each 128-bit lane the even k come first, then the odd ones; the permutation brings those
+// of both lanes together.
+SGL_INLINE void widen_pairs(const fp16_t* pairs, Vec* even, Vec* odd) {
+  const __m256i apart = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  const __m256i halves = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(load32(pairs), apart), 0xD8);
+  *even = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+  *odd = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+}
+
 // e4m3 s.eeee.mmm with its fields moved to where fp16 has them is the weight times 2^-8, subnormals
 // included; only NaN comes out wrong, as 480 * 2^-8. VCVTPH2PS, which widens the words, knows no
 // DAZ.

@@ -76,6 +76,14 @@ SGL_INLINE Vec odd_k(Vec pairs) {
                        _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
 
+SGL_INLINE void widen_pairs(const fp16_t* pairs, Vec* even, Vec* odd) {
+  const __m512i apart = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1,
+                                         30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i halves = _mm512_permutexvar_epi16(apart, _mm512_loadu_si512(pairs));
+  *even = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+  *odd = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+}
+
 // As on AVX2: e4m3 fields where fp16 has them, the weight times 2^-8; even k, then odd k.
 struct Word : fp16_t {};
 constexpr float kWordScale = 256.f;

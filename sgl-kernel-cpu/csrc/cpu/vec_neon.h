@@ -72,6 +72,12 @@ SGL_INLINE Vec odd_k(Vec pairs) {
   return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(0xFFFF0000u)));
 }
 
+SGL_INLINE void widen_pairs(const fp16_t* pairs, Vec* even, Vec* odd) {
+  const uint16x4x2_t apart = vld2_u16(&pairs->bits);
+  *even = vcvt_f32_f16(vreinterpret_f16_u16(apart.val[0]));
+  *odd = vcvt_f32_f16(vreinterpret_f16_u16(apart.val[1]));
+}
+
 // As on AVX2: e4m3 fields where fp16 has them, the weight times 2^-8. FCVTL, which widens the
 // words, heeds neither FZ nor FZ16.
 struct Word : fp16_t {};

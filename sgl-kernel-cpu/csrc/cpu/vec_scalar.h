@@ -40,6 +40,28 @@ SGL_INLINE Vec fma(Vec a, Vec b, Vec c) {
   return a * b + c;
 }
 
+typedef uint32_t Bits __attribute__((vector_size(16)));
+
+// fp16 codes in the low halves of the lanes as f32. Subnormal ones are exact differences of normal
+// numbers, so that FTZ and DAZ do not matter.
+SGL_INLINE Vec widen_halves(Bits codes) {
+  const Bits magnitude = (codes & 0x7FFFu) << 13;
+  Bits number = magnitude + (112u << 23);
+  number += reinterpret_cast<Bits>(magnitude >= 0x0F800000u) & (112u << 23);  // infinity, NaN
+  const float smallest = bits_float(113u << 23);                              // normal fp16
+  const Bits subnormal = reinterpret_cast<Bits>(reinterpret_cast<Vec>(magnitude + (113u << 23)) -
+                                                Vec{smallest, smallest, smallest, smallest});
+  const Bits is_subnormal = reinterpret_cast<Bits>(magnitude < 0x00800000u);
+  number = (subnormal & is_subnormal) | (number & ~is_subnormal);
+  return reinterpret_cast<Vec>(number | (codes & 0x8000u) << 16);
+}
+SGL_INLINE void widen_pairs(const fp16_t* pairs, Vec* even, Vec* odd) {
+  Bits bits;
+  memcpy(&bits, pairs, sizeof(bits));
+  *even = widen_halves(bits & 0xFFFFu);
+  *odd = widen_halves(bits >> 16);
+}
+
 template <typename act_t>
 SGL_INLINE Vec load_act(const act_t* p) {
   return Vec{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
@@ -50,7 +72,6 @@ SGL_INLINE void store_out(out_t* p, Vec v) {
   for (int i = 0; i < kLanes; ++i) from_float(v[i], p + i);
 }
 
-typedef uint32_t Bits __attribute__((vector_size(16)));
 SGL_INLINE Vec even_k(Vec pairs) {
   return reinterpret_cast<Vec>(reinterpret_cast<Bits>(pairs) << 16);
 }

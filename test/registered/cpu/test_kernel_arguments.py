@@ -69,12 +69,12 @@ CORPUS: list[tuple[str, str, Any, str]] = [
             "dtype bfloat16 or float16, got float32",
         ),
         ((PER_TENSOR, PER_CHANNEL), "mat2", acts(N, K), "dtype float8_e4m3fn, got bfloat16"),
-        ((LINEAR_OP,), "mat2", fp8(N, K), "dtype bfloat16, got float8_e4m3fn"),
+        ((LINEAR_OP,), "mat2", fp8(N, K), "dtype bfloat16 or float16, got float8_e4m3fn"),
         (
             (BMM_OP,),
             "mat2",
             torch.ones(B, N, K),
-            "dtype float8_e4m3fn or bfloat16, got float32",
+            "dtype float8_e4m3fn or bfloat16 or float16, got float32",
         ),
         (
             (PER_TENSOR, PER_CHANNEL),
@@ -116,7 +116,7 @@ CORPUS: list[tuple[str, str, Any, str]] = [
             (PACK,),
             "weight",
             torch.ones(N, K),
-            "dtype float8_e4m3fn or bfloat16, got float32",
+            "dtype float8_e4m3fn or bfloat16 or float16, got float32",
         ),
         # nothing at all
         (
@@ -133,7 +133,7 @@ CORPUS: list[tuple[str, str, Any, str]] = [
             (PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP),
             "mat1",
             acts(K),
-            "[M, K] (2-D), got 1-D [16]",
+            "[..., M, K] (2-D or more), got 1-D [16]",
         ),
         (
             (PER_TENSOR, PER_CHANNEL),

@@ -11,6 +11,7 @@ from torch import Tensor
 import sgl_kernel
 from sgl_kernel.testing import UNIT_ROUNDOFF, check_close, isa
 from srt.test.ci_register import register_cpu_ci
+from srt.test.kernel_references import reference_attention
 
 register_cpu_ci(est_time=25, suite="per-commit")
 
@@ -60,40 +61,13 @@ def random_pool(
 def reference(
     q: Tensor, pool: Pool, request: int, seq_len: int, scale: float, options: Options
 ) -> tuple[Tensor, Tensor]:
-    """Outputs of the last tokens of a request in float64, and a bound on float32's error.
-
-    A score sums head_dim products; an error e of the scores changes weights by a factor of at most
-    e^2e. Weighted values are summed in chains of up to 64 keys a block, and merging a block takes
-    two exponentials of relative error 3 u and a few roundings.
-    """
-    tokens, heads, head_dim = q.shape
+    """Outputs of the last tokens of a request in float64, and a bound on float32's error."""
     slots = pool.slots(request, seq_len)
-    group = heads // pool.k_cache.shape[1]
-    k, v = (
-        (cache[slots].double() * factor).repeat_interleave(group, 1)
-        for cache, factor in ((pool.k_cache, pool.k_scale), (pool.v_cache, pool.v_scale))
+    k = pool.k_cache[slots].double() * pool.k_scale
+    v = pool.v_cache[slots].double() * pool.v_scale
+    return reference_attention(
+        q, k, v, scale, options.logit_cap, options.sliding_window, options.sinks
     )
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
-    magnitude = torch.einsum("qhd,khd->hqk", q.double().abs(), k.abs()) * scale
-    error = (head_dim + 4) * U * magnitude.amax(-1, keepdim=True)
-    if options.logit_cap:
-        scores = options.logit_cap * (scores / options.logit_cap).tanh()
-        error = error + 16 * U * options.logit_cap
-    position = torch.arange(seq_len - tokens, seq_len).unsqueeze(1)
-    key = torch.arange(seq_len).unsqueeze(0)
-    hidden = key > position
-    if options.sliding_window:
-        hidden |= key <= position - options.sliding_window
-    scores = scores.masked_fill(hidden, -math.inf)
-    if options.sinks is not None:
-        sinks = options.sinks.double().view(heads, 1, 1).expand(heads, tokens, 1)
-        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
-    else:
-        weights = scores.softmax(-1)
-    blocks = seq_len / 64 + 2
-    relative = (2 * error).expm1() + (64 + 16 * blocks) * U
-    bound = relative * torch.einsum("hqk,khd->hqd", weights, v.abs())
-    return torch.einsum("hqk,khd->qhd", weights, v), bound.transpose(0, 1)
 
 
 def decode(q: Tensor, pool: Pool, seq_lens: list[int], scale: float, options: Options) -> Tensor:

@@ -69,7 +69,7 @@ TABLE, AT = torch.zeros(5, 4, dtype=BF16), torch.tensor([0, 4])
         (AT.float(), TABLE, None, "indices: expected dtype"),
         (AT.view(1, 2), TABLE, None, r"indices: expected \[T\] \(1-D\)"),
         (AT.to("meta"), TABLE, None, "indices: expected a tensor on cpu"),
-        (AT, TABLE.float(), None, "weight: expected dtype bfloat16, got float32"),
+        (AT, TABLE.float(), None, "weight: expected dtype bfloat16 or float16, got float32"),
         (AT, TABLE[0], None, r"weight: expected \[N, K\] \(2-D\)"),
         (AT, TABLE.t(), None, "weight: expected a contiguous tensor"),
         (AT, TABLE.to("meta"), None, "weight: expected a tensor on cpu"),

@@ -50,13 +50,13 @@ SCHEMAS = {
     "packed_embedding_cpu": "(Tensor indices, Tensor weight, bool is_vnni, "
     "ScalarType? out_dtype=None) -> Tensor",
     "rmsnorm_cpu": "(Tensor input, Tensor weight, float eps, ScalarType? out_dtype=None) -> Tensor",
-    "rotary_embedding_cpu": "(Tensor positions, Tensor query, Tensor key, int head_size, "
-    "Tensor cos_sin_cache, bool is_neox) -> (Tensor, Tensor)",
+    "rotary_embedding_cpu": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, "
+    "int head_size, Tensor cos_sin_cache, bool is_neox) -> (Tensor, Tensor)",
     "silu_and_mul_cpu": "(Tensor input, ScalarType? out_dtype=None) -> Tensor",
     "store_cache_cpu": "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, "
     "Tensor indices, int? row_dim=None, float k_scale=1., float v_scale=1.) -> ()",
-    "topk_softmax_cpu": "(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize) "
-    "-> (Tensor, Tensor)",
+    "topk_softmax_cpu": "(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize, "
+    "Tensor? correction_bias=None) -> (Tensor, Tensor)",
     "bmm_cpu": "(Tensor(a!) out, Tensor mat1, Tensor mat2, bool is_vnni, Tensor? scale) -> ()",
     "convert_weight_packed": "(Tensor weight) -> Tensor",
     "fp8_per_channel_scaled_mm_cpu": "(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "

@@ -10,42 +10,13 @@ from torch import Tensor
 import sgl_kernel
 from sgl_kernel.testing import UNIT_ROUNDOFF, check_close, isa
 from srt.test.ci_register import register_cpu_ci
+from srt.test.kernel_references import U, cos_sin, reference_rmsnorm, reference_rope
 
 register_cpu_ci(est_time=6, suite="per-commit")
 
 F32, BF16, F16, E4M3 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
 DTYPES = (F32, BF16, F16)
 TIERS: list[str] = sgl_kernel.cpu_info()["tiers_available"]
-U = UNIT_ROUNDOFF[F32]
-
-
-def cos_sin(rows: int, rotary_dim: int) -> Tensor:
-    angles = torch.rand(rows, rotary_dim // 2) * 6
-    return torch.cat([angles.cos(), angles.sin()], 1)
-
-
-def reference_rope(
-    x: Tensor, positions: Tensor, cache: Tensor, is_neox: bool
-) -> tuple[Tensor, Tensor]:
-    """Rotation of [T, heads, head_dim] in float64, and a bound: two products and a sum."""
-    x = x.double()
-    half = cache.shape[1] // 2
-    angles = cache.double()[positions].unsqueeze(1)
-    cos, sin = angles[..., :half], angles[..., half:]
-    out, magnitude = x.clone(), torch.zeros_like(x)
-    first = slice(0, half) if is_neox else slice(0, 2 * half, 2)
-    second = slice(half, 2 * half) if is_neox else slice(1, 2 * half, 2)
-    a, b = x[..., first], x[..., second]
-    out[..., first], out[..., second] = a * cos - b * sin, b * cos + a * sin
-    magnitude[..., first] = (a * cos).abs() + (b * sin).abs()
-    magnitude[..., second] = (b * cos).abs() + (a * sin).abs()
-    return out, 2 * U * magnitude
-
-
-def reference_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    x = x.double()
-    out = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
-    return out, ((x.shape[-1] / 16 + 8) / 2 + 6) * U * out.abs()
 
 
 @pytest.mark.parametrize("is_neox", [True, False])
@@ -68,11 +39,12 @@ def test_rotary_embedding(tier: str, is_neox: bool) -> None:
             if as_rows
             else (query, key)
         )
+        sources = query.clone(), key.clone()
         with isa(tier):
             outputs = sgl_kernel.rotary_embedding_cpu(
                 positions.to(index), *inputs, head, cache, is_neox
             )
-        for got, given, source in zip(outputs, inputs, (query, key), strict=True):
+        for got, given, source in zip(outputs, inputs, sources, strict=True):
             assert got.shape == given.shape and got.dtype == dtype and got.is_contiguous()
             expected, bound = reference_rope(source, positions, cache, is_neox)
             check_close(
@@ -89,8 +61,8 @@ def test_fused_qk_rmsnorm(tier: str) -> None:
             q, k = sgl_kernel.fused_qk_rmsnorm_cpu(
                 fused[:, :3], fused[:, 3:], q_weight, k_weight, 1e-6
             )
-        check_close(q, *reference_norm(fused[:, :3], q_weight, 1e-6), f"{tier} q {head} {dtype}")
-        check_close(k, *reference_norm(fused[:, 3:], k_weight, 1e-6), f"{tier} k {head} {dtype}")
+        check_close(q, *reference_rmsnorm(fused[:, :3], q_weight, 1e-6), f"{tier} q {head} {dtype}")
+        check_close(k, *reference_rmsnorm(fused[:, 3:], k_weight, 1e-6), f"{tier} k {head} {dtype}")
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -99,8 +71,8 @@ def test_fused_qk_rmsnorm_of_whole_rows_as_sglang_has_it(tier: str) -> None:
     q_weight, k_weight = torch.randn(96), torch.randn(32)
     with isa(tier):
         q_out, k_out = sgl_kernel.fused_qk_rmsnorm_cpu(q, k, q_weight, k_weight, 1e-5)
-    check_close(q_out, *reference_norm(q, q_weight, 1e-5), tier)
-    check_close(k_out, *reference_norm(k, k_weight, 1e-5), tier)
+    check_close(q_out, *reference_rmsnorm(q, q_weight, 1e-5), tier)
+    check_close(k_out, *reference_rmsnorm(k, k_weight, 1e-5), tier)
 
 
 def nan_cache(slots: int, heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
@@ -183,7 +155,7 @@ def test_fused_qk_norm_rope_store(tier: str, with_norm: bool, cache_dtype: torch
         for source, weight, is_key in ((q, weights[0], False), (k, weights[1], True)):
             normed, norm_bound = source.double(), torch.zeros(())
             if weight is not None:
-                normed, norm_bound = reference_norm(source, weight, 1e-6)
+                normed, norm_bound = reference_rmsnorm(source, weight, 1e-6)
             expected, bound = reference_rope(normed, positions, cache, is_neox)
             # An error of the norm is turned into both elements of its pair.
             bound = bound + 2 * norm_bound.max() if norm_bound.numel() else bound

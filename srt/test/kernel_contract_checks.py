@@ -1,0 +1,63 @@
+"""What the contracts of the ops are made of: properties of tensors and numbers."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+E4M3, BF16, F16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32
+ACTS, FLOATS, INDICES = (BF16, F16), (F32, BF16, F16), (torch.int64, torch.int32)
+
+Arguments = dict[str, Any]
+
+
+def ones(*shape: int, dtype: torch.dtype = F32) -> Tensor:
+    """A tensor of ones, of any dtype."""
+    return torch.ones(shape).to(dtype)
+
+
+def is_dense(tensor: Tensor | None, dtypes: tuple[torch.dtype, ...], *ranks: int) -> bool:
+    """A strided tensor of one of these dtypes and ranks; no ranks: of any."""
+    return (
+        tensor is not None
+        and tensor.layout == torch.strided
+        and tensor.dtype in dtypes
+        and (not ranks or tensor.dim() in ranks)
+    )
+
+
+def rows_are_dense(tensor: Tensor) -> bool:
+    """Whether elements of a row stand side by side."""
+    return tensor.shape[-1] <= 1 or tensor.numel() == 0 or tensor.stride(-1) == 1
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements share memory."""
+    offsets = sum(
+        (torch.arange(size) * stride).view(-1, *(1,) * (tensor.dim() - 1 - dim))
+        for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+    )
+    return len(torch.as_tensor(offsets).unique()) < tensor.numel()
+
+
+def is_vector(tensor: Tensor | None, dtypes: tuple[torch.dtype, ...], size: int) -> bool:
+    """A contiguous vector of that size."""
+    return (
+        tensor is not None
+        and is_dense(tensor, dtypes, 1)
+        and tensor.shape == (size,)
+        and tensor.is_contiguous()
+    )
+
+
+def are_indices(tensor: Tensor | None, count: int, limit: int) -> bool:
+    """That many integers in [0, limit)."""
+    if tensor is None or not is_vector(tensor, INDICES, count):
+        return False
+    return bool(((tensor >= 0) & (tensor < limit)).all())
+
+
+def is_scale(value: float) -> bool:
+    """A number that is finite and above 0."""
+    return math.isfinite(value) and value > 0

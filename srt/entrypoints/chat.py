@@ -15,6 +15,7 @@ from srt.entrypoints.sampling_options import (
     read_template_kwargs,
 )
 from srt.errors import RequestError
+from srt.utils.text_streams import read_argument
 
 if TYPE_CHECKING:
     from srt.entrypoints.engine import Engine
@@ -47,7 +48,10 @@ def run(args: argparse.Namespace) -> int:
         interactive = sys.stdin.isatty()
         if interactive and not args.quiet:
             print(f"{_HELP}.", file=sys.stderr)
-        beginning = [] if args.system is None else [{"role": "system", "content": args.system}]
+        beginning = []
+        if args.system is not None:
+            system = read_argument("--system", args.system)
+            beginning = [{"role": "system", "content": system}]
         conversation = list(beginning)
         while True:
             text = _read_message(interactive)

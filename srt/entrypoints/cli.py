@@ -15,6 +15,7 @@ from srt.entrypoints import bench, chat, env, generate, inspect, perplexity, qua
 from srt.errors import SrtError
 from srt.utils.openmp import limit_spinning
 from srt.utils.signals import Signals, end_line
+from srt.utils.text_streams import abandon_stdout, prepare_streams
 from srt.version import __version__
 
 STATUS_ERROR = 2
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
         level=logging.INFO if args.debug else logging.WARNING, format="%(name)s: %(message)s"
     )
     try:
+        prepare_streams()
         with args.signals.working():
             status: int = args.func(args)
             sys.stdout.flush()
@@ -72,9 +74,8 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
         end_line()
         return STATUS_INTERRUPTED
     except BrokenPipeError:
-        # The reader has left (`srt ... | head`). Python would complain once more when it flushes
-        # stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has left (`srt ... | head`).
+        abandon_stdout()
         return 1
 
 

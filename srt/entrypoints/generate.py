@@ -18,6 +18,7 @@ from srt.entrypoints.sampling_options import (
     read_template_kwargs,
 )
 from srt.errors import RequestError, SrtError
+from srt.utils.text_streams import read_argument
 
 if TYPE_CHECKING:
     from srt.entrypoints.engine import Engine
@@ -100,7 +101,12 @@ def run(args: argparse.Namespace) -> int:
         return_prompt_logprob=args.prompt_logprobs,
     )
     template_kwargs = read_template_kwargs(args)
-    prompts = args.prompt or [read_text(args.prompt_file, "the prompt").removesuffix("\n")]
+    if args.prompt:
+        prompts = [read_argument("--prompt", prompt) for prompt in args.prompt]
+    else:
+        prompts = [read_text(args.prompt_file, "the prompt").removesuffix("\n")]
+    if args.system is not None:
+        args.system = read_argument("--system", args.system)
     with make_engine(args, max_running_requests=min(len(prompts), 32)) as engine:
         request = _request(engine, prompts, args, template_kwargs)
         if len(prompts) == 1 and args.stream and not args.json:

@@ -1,13 +1,13 @@
 """Options that the generating commands share, and the engine they describe."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srt.configs.dtypes import DTYPE_CHOICES, KV_CACHE_DTYPES, QUANTIZATION_CHOICES
 from srt.errors import RequestError
 from srt.utils.kernels import load_kernels
+from srt.utils.text_streams import read_stdin
 
 if TYPE_CHECKING:
     from srt.entrypoints.engine import Engine
@@ -157,7 +157,9 @@ def read_text(file: Path, what: str) -> str:
     Raises:
         RequestError: It cannot be read or is not UTF-8; the message calls it `what`.
     """
+    if str(file) == "-":
+        return read_stdin(what)
     try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"cannot read {what}: {error}") from error

@@ -5,6 +5,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from srt.errors import RequestError
+from srt.utils.text_streams import read_argument
 
 if TYPE_CHECKING:
     from srt.sampling.sampling_params import SamplingParams
@@ -121,6 +122,7 @@ def make_sampling_params(args: argparse.Namespace, **others: Any) -> "SamplingPa
     from srt.sampling.sampling_params import SamplingParams
 
     given = {name: getattr(args, name) for name in _OPEN if getattr(args, name) is not None}
+    given["stop"] = [read_argument("--stop", text) for text in args.stop or ()]
     return SamplingParams(
         **given,
         **others,
@@ -149,7 +151,7 @@ def read_template_kwargs(args: argparse.Namespace) -> dict[str, Any] | None:
     if args.chat_template_kwargs is None:
         return None
     try:
-        kwargs = json.loads(args.chat_template_kwargs)
+        kwargs = json.loads(read_argument("--chat-template-kwargs", args.chat_template_kwargs))
     except (ValueError, RecursionError) as error:
         raise RequestError(f"--chat-template-kwargs is not JSON: {error}") from error
     if not isinstance(kwargs, dict):

@@ -22,16 +22,15 @@ class LlamaBench(Contender):
 
     Args:
         gguf: The file.
-        threads: Threads.
-        program: Path of `llama-bench`.
+        program: Path of `llama-bench`. It gets as many threads as Torch has here.
     """
 
-    def __init__(self, gguf: Path, threads: int, program: str) -> None:
+    def __init__(self, gguf: Path, program: str) -> None:
         self.name = f"llama.cpp {gguf.stem.rpartition('.')[2]}"
-        self._command = [program, "-m", str(gguf), "-t", str(threads), "-r", "1", "-o", "json"]
+        self._program = [program, "-m", str(gguf)]
 
     @classmethod
-    def find(cls, gguf: Path, threads: int) -> "LlamaBench":
+    def find(cls, gguf: Path) -> "LlamaBench":
         """The one on PATH.
 
         Raises:
@@ -42,7 +41,7 @@ class LlamaBench(Contender):
             raise SrtError(f"--gguf needs {_LLAMA_BENCH} on PATH; found none")
         if not gguf.is_file():
             raise SrtError(f"--gguf: no file {gguf}")
-        return cls(gguf, threads, program)
+        return cls(gguf, program)
 
     def supports(self, case: Case) -> bool:
         return case.batch == 1
@@ -54,7 +53,8 @@ class LlamaBench(Contender):
         return Measurement(prefill, decode)
 
     def _speed(self, options: list[str]) -> float:
-        done = subprocess.run([*self._command, *options], capture_output=True, text=True)
+        common = ["-t", str(torch.get_num_threads()), "-r", "1", "-o", "json"]
+        done = subprocess.run([*self._program, *common, *options], capture_output=True, text=True)
         try:
             results = json.loads(done.stdout)
             return float(results[0]["avg_ts"])

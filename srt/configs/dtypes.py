@@ -1,10 +1,27 @@
-"""Dtypes of activations and weights that can be asked for; apart, so that the command line knows
-them without loading Torch. float32 is for finding out what a rounding costs.
+"""Dtypes of activations, weights and the KV cache that can be asked for; apart, so that the command
+line knows them without loading Torch. float32 is for finding out what a rounding costs.
 """
 
 from collections.abc import Mapping
 
-DTYPE_CHOICES = ("auto", "bfloat16", "float16", "float32")
+# Every spelling that is understood, transformers', vLLM's and SGLang's among them -> ours.
+DTYPES: Mapping[str, str] = {
+    "auto": "auto",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "float32": "float32",
+    "bf16": "bfloat16",
+    "half": "float16",
+    "fp16": "float16",
+    "float": "float32",
+    "fp32": "float32",
+}
+KV_CACHE_DTYPES: Mapping[str, str] = {
+    "auto": "auto",
+    "fp8_e4m3": "fp8_e4m3",
+    "fp8": "fp8_e4m3",
+    "fp8_e4m3fn": "fp8_e4m3",
+}
 
 # To quantize a checkpoint while it is loaded -> the scheme of `srt.quantize` that does it.
 QUANTIZATION_CHOICES: Mapping[str, str] = {
@@ -12,4 +29,3 @@ QUANTIZATION_CHOICES: Mapping[str, str] = {
     "fp8-per-channel": "per-channel",
     "fp8-block": "block",
 }
-KV_CACHE_DTYPES = ("auto", "fp8_e4m3")

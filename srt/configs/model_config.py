@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from srt.configs.dtypes import DTYPE_CHOICES
+from srt.configs.dtypes import DTYPES
 from srt.configs.generation_config import (
     GENERATION_CONFIG_FILE,
     read_eos_token_ids,
@@ -75,7 +75,7 @@ class ModelConfig:
 
         Args:
             path: The directory.
-            dtype: One of DTYPE_CHOICES; `auto` is float16, whose significand has three more bits
+            dtype: One of DTYPES; `auto` is float16, whose significand has three more bits
                 than that of bfloat16 and which the kernels multiply as fast.
             context_length: Limit below the model's own.
             quantization: One of QUANTIZATION_CHOICES, to quantize an unquantized checkpoint while
@@ -152,11 +152,10 @@ class ModelConfig:
 
 
 def _resolve_dtype(requested: str) -> torch.dtype:
-    if requested == "auto":
-        return torch.float16
-    if requested not in DTYPE_CHOICES:
+    if requested not in DTYPES:
         raise UnsupportedConfigError(
-            f"dtype {requested!r} is not supported; expected one of {', '.join(DTYPE_CHOICES)}"
+            f"dtype {requested!r} is not supported; expected one of {', '.join(DTYPES)}"
         )
-    dtype: torch.dtype = getattr(torch, requested)
+    name = DTYPES[requested]
+    dtype: torch.dtype = torch.float16 if name == "auto" else getattr(torch, name)
     return dtype

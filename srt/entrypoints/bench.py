@@ -2,13 +2,14 @@
 
 import argparse
 import json
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from srt.bench.plot_file import check_plot_file
 from srt.entrypoints.options import add_engine_options, make_engine
-from srt.errors import RequestError
+from srt.errors import RequestError, SrtError
+from srt.utils.kernels import load_kernels
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -69,18 +70,24 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
-    from rich.console import Console
-
-    from srt.bench.bound import decode_bound, decode_bytes, read_bandwidth
-    from srt.bench.peers import LlamaBench, Transformers
-    from srt.bench.report import plot, print_table
-    from srt.bench.workload import Case, Contender, OurEngine, measure
-
     lengths = [*args.input_len, *args.batch_size, args.repetitions]
     if min(lengths) < 1 or min(args.output_len) < 2:
         raise RequestError(
             "expected lengths, batch sizes and repetitions >= 1 and --output-len >= 2"
         )
+    if args.plot is not None:
+        check_plot_file(args.plot)
+    peer = args.transformers
+    if peer is not None and not (peer / "config.json").is_file():
+        raise SrtError(f"transformers cannot load {peer}: it has no config.json")
+    with args.signals.importing():
+        load_kernels()
+        from srt.bench.bound import decode_bound, decode_bytes, read_bandwidth
+        from srt.bench.peers import LlamaBench, Transformers
+        from srt.bench.report import plot, print_table
+        from srt.bench.workload import Case, Contender, OurEngine, measure
+        from srt.utils.console import make_console
+    llama_benches = [LlamaBench.find(gguf) for gguf in args.gguf]
     cases = [
         Case(batch, input_len, output_len)
         for batch, input_len, output_len in product(
@@ -94,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     with make_engine(args, max_running_requests=max(args.batch_size)) as engine:
         threads = _threads()
         contenders: list[Contender] = [OurEngine(engine, f"srt {Path(args.model).name}")]
-        contenders += [LlamaBench.find(gguf, threads) for gguf in args.gguf]
+        contenders += llama_benches
         if args.transformers is not None:
             contenders += [Transformers(args.transformers, d) for d in args.transformers_dtype]
         runner = engine.model_runner
@@ -120,9 +127,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**facts, "results": rows}, indent=2))
     else:
-        # Wide enough for the table where there is no terminal that says how wide it is.
-        width = None if sys.stdout.isatty() else 120
-        print_table(Console(highlight=False, width=width), facts, rows)
+        print_table(make_console(), facts, rows)
     if args.plot is not None:
         plot(rows, str(args.model), args.plot)
     return 0

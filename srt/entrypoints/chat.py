@@ -42,9 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     params = make_sampling_params(args)
     template_kwargs = read_template_kwargs(args)
-    with make_engine(args, max_running_requests=1) as engine:
-        if not engine.has_chat_template:
-            raise RequestError(f"{args.model} has no chat template; use: srt generate --raw")
+    with make_engine(args, max_running_requests=1, template_needed_by="srt chat") as engine:
         interactive = sys.stdin.isatty()
         if interactive and not args.quiet:
             print(f"{_HELP}.", file=sys.stderr)

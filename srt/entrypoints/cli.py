@@ -6,6 +6,7 @@ signal with status 128 + its number (`srt.utils.signals`).
 """
 
 import argparse
+import errno
 import logging
 import os
 import sys
@@ -20,6 +21,7 @@ from srt.version import __version__
 
 STATUS_ERROR = 2
 STATUS_INTERRUPTED = 130
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -77,6 +79,13 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
         # The reader has left (`srt ... | head`).
         abandon_stdout()
         return 1
+    except OSError as error:
+        # Streams have no file name, so this is none of the files that commands read and write.
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        print(f"srt: error: cannot write the output: {error.strerror}", file=sys.stderr)
+        abandon_stdout()
+        return STATUS_ERROR
 
 
 if __name__ == "__main__":

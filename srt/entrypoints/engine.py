@@ -64,6 +64,8 @@ class Engine:
         sampling_defaults: What stands in for sampling parameters that a request leaves open:
             `model` for what the checkpoint's generation_config.json says (greedy where it says
             nothing), or `greedy`.
+        template_needed_by: What the caller needs a chat template for, in words; a checkpoint
+            without one is refused then, before its weights are read.
         progress: Show progress bars on stderr if that is a terminal.
 
     Raises:
@@ -91,6 +93,7 @@ class Engine:
         packed_cache: str | Path | None = None,
         num_threads: int | None = None,
         sampling_defaults: str = "model",
+        template_needed_by: str | None = None,
         progress: bool = True,
     ) -> None:
         for name, value in (
@@ -111,6 +114,10 @@ class Engine:
         )
         defaults = get_sampling_defaults(self.model_config.path, sampling_defaults)
         self.tokenizer: Any | None = load_tokenizer(self.model_config.path)
+        if template_needed_by is not None and not self.has_chat_template:
+            raise RequestError(
+                f"{template_needed_by} needs a chat template, which {model_path} does not have"
+            )
         if self.tokenizer is not None:
             ends = self.model_config.eos_token_ids | end_token_ids(self.tokenizer)
             self.model_config = replace(self.model_config, eos_token_ids=ends)

@@ -35,11 +35,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(environment: dict[str, Any], problems: list[str]) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from srt.utils.console import make_console
+
+    console = make_console()
     # One grid for all sections, so that the values stand below each other.
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)

@@ -101,13 +101,25 @@ def run(args: argparse.Namespace) -> int:
         return_prompt_logprob=args.prompt_logprobs,
     )
     template_kwargs = read_template_kwargs(args)
+    template_options = {
+        "--system": args.system,
+        "--chat-template-kwargs": template_kwargs,
+        "--chat": args.chat or None,
+    }
+    needing_template = [name for name, value in template_options.items() if value is not None]
+    if args.raw and needing_template:
+        raise RequestError(f"{needing_template[0]} needs a chat template, which --raw goes without")
     if args.prompt:
         prompts = [read_argument("--prompt", prompt) for prompt in args.prompt]
     else:
         prompts = [read_text(args.prompt_file, "the prompt").removesuffix("\n")]
     if args.system is not None:
         args.system = read_argument("--system", args.system)
-    with make_engine(args, max_running_requests=min(len(prompts), 32)) as engine:
+    with make_engine(
+        args,
+        max_running_requests=min(len(prompts), 32),
+        template_needed_by=needing_template[0] if needing_template else None,
+    ) as engine:
         request = _request(engine, prompts, args, template_kwargs)
         if len(prompts) == 1 and args.stream and not args.json:
             outputs = [_stream(engine.generate(sampling_params=params, stream=True, **request))]
@@ -135,20 +147,6 @@ def _request(
 ) -> dict[str, Any]:
     """The arguments of Engine.generate for the prompts, as conversations or as they are."""
     if args.raw or not (args.chat or engine.has_chat_template):
-        for option, value in (
-            ("--system", args.system),
-            ("--chat-template-kwargs", template_kwargs),
-        ):
-            if value is None:
-                continue
-            raise RequestError(
-                f"{option} needs a chat template, "
-                + (
-                    "which --raw goes without"
-                    if args.raw
-                    else "which this checkpoint does not have"
-                )
-            )
         return {"prompt": prompts}
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     return {
@@ -186,8 +184,9 @@ def _run_facts() -> dict[str, Any]:
 
 
 def _print_statistics(outputs: list["GenerateOutput"], facts: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from srt.utils.console import make_console
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
@@ -209,6 +208,6 @@ def _print_statistics(outputs: list["GenerateOutput"], facts: dict[str, Any]) ->
     table.add_row("ISA tier", facts["isa_tier"])
     table.add_row("threads", str(facts["threads"]))
     table.add_row("peak memory", f"{facts['peak_rss_bytes'] / 1e6:.0f} MB")
-    console = Console(stderr=True, highlight=False)
+    console = make_console(stderr=True)
     console.print()
     console.print(table)

@@ -53,9 +53,9 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
 
 
 def _show(inspection: Inspection) -> None:
-    from rich.console import Console
+    from srt.utils.console import make_console
 
-    console = Console(highlight=False)
+    console = make_console()
     console.print(_table((), [("model", inspection.path), *_facts(inspection)]))
     if inspection.dtypes:
         console.print(

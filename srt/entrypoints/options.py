@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srt.configs.dtypes import DTYPE_CHOICES, KV_CACHE_DTYPES, QUANTIZATION_CHOICES
+from srt.configs.dtypes import DTYPES, KV_CACHE_DTYPES, QUANTIZATION_CHOICES
 from srt.errors import RequestError
 from srt.utils.kernels import load_kernels
 from srt.utils.text_streams import read_stdin
@@ -18,6 +18,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
+        "--model-path",
         required=True,
         metavar="MODEL",
         help="directory of the checkpoint, or org/name[@revision] on the Hugging Face Hub",
@@ -29,9 +30,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
     )
     group.add_argument(
         "--dtype",
-        choices=DTYPE_CHOICES,
+        choices=tuple(DTYPES),
         default="auto",
-        help="dtype of activations (default: %(default)s)",
+        metavar="DTYPE",
+        help="dtype of activations: bfloat16 (bf16), float16 (half, fp16), float32 (float, fp32) "
+        "or auto, which is float16 (default: %(default)s)",
     )
     group.add_argument(
         "--quantization",
@@ -59,6 +62,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = add_model_options(parser)
     group.add_argument(
         "--context-length",
+        "--max-model-len",
         type=int,
         metavar="N",
         help="longest sequence (default: the model's own limit)",
@@ -71,6 +75,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--mem-fraction",
+        "--mem-fraction-static",
         type=float,
         default=0.5,
         metavar="F",
@@ -79,10 +84,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--kv-cache-dtype",
-        choices=KV_CACHE_DTYPES,
+        choices=tuple(KV_CACHE_DTYPES),
         default="auto",
-        help="dtype of keys and values in the cache; auto is that of activations "
-        "(default: %(default)s)",
+        metavar="DTYPE",
+        help="dtype of keys and values in the cache: fp8_e4m3 (fp8, fp8_e4m3fn), or auto, which is "
+        "that of activations (default: %(default)s)",
     )
     group.add_argument(
         "--quantize-lm-head",
@@ -104,6 +110,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--disable-graph",
+        "--disable-cuda-graph",
+        "--enforce-eager",
         action="store_true",
         help="run the operators of every decode pass from Python, instead of recording and "
         "replaying them",
@@ -115,7 +123,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engine":
+def make_engine(
+    args: argparse.Namespace, *, max_running_requests: int, template_needed_by: str | None = None
+) -> "Engine":
     """The engine that the options of `add_engine_options` describe."""
     return make_engine_of_model(
         args,
@@ -130,6 +140,7 @@ def make_engine(args: argparse.Namespace, *, max_running_requests: int) -> "Engi
         disable_graph=args.disable_graph,
         enable_torch_compile=args.enable_torch_compile,
         sampling_defaults=args.sampling_defaults,
+        template_needed_by=template_needed_by,
     )
 
 

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 from srt.entrypoints.options import add_model_options, make_engine_of_model, read_text
+from srt.errors import RequestError
+from srt.utils.kernels import load_kernels
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -45,17 +47,24 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
-    from tqdm import tqdm
-
-    from srt.errors import RequestError
-    from srt.managers.tokenizer import encode
-    from srt.model_executor.perplexity import compute_perplexity
-
-    text = read_text(args.text, "the text")
     if args.tokens is not None and args.tokens < 2:
         raise RequestError(f"--tokens {args.tokens}: expected 2 at least")
+    if args.window < 2:
+        raise RequestError(f"--window {args.window}: expected 2 at least")
     stride = args.window // 2 if args.stride is None else args.stride
-    with make_engine_of_model(args, max_total_tokens=max(args.window, 2)) as engine:
+    if not 1 <= stride < args.window:
+        raise RequestError(
+            f"--stride {stride}: expected 1 to {args.window - 1}, less than the window"
+        )
+    text = read_text(args.text, "the text")
+    with args.signals.importing():
+        load_kernels()
+        from tqdm import tqdm
+
+        from srt.managers.tokenizer import encode
+        from srt.model_executor.perplexity import compute_perplexity
+
+    with make_engine_of_model(args, max_total_tokens=args.window) as engine:
         if engine.tokenizer is None:
             raise RequestError(f"{args.model} has no tokenizer")
         ids = encode(engine.tokenizer, text)[: args.tokens]

@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(summary, indent=2))
         return 0
-    from rich.console import Console
+    from srt.utils.console import make_console
 
-    console = Console()
+    console = make_console()
     console.print(_table(reports))
     console.print(
         "rel. RMS and max abs: of the difference from the source; saturated: elements beyond the "

@@ -14,7 +14,7 @@ from srt.configs.dtypes import KV_CACHE_DTYPES
 from srt.configs.model_config import ModelConfig
 from srt.errors import RequestError
 from srt.mem_cache.allocator import TokenToKVPoolAllocator
-from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION, choose_cache_size
+from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION, check_mem_fraction, choose_cache_size
 from srt.mem_cache.kv_scales import read_kv_scales
 from srt.mem_cache.memory_pool import TokenToKVPool
 from srt.mem_cache.req_to_token_pool import ReqToTokenPool
@@ -80,6 +80,12 @@ class ModelRunner:
         progress: bool = True,
         packed_cache: Path | None = None,
     ) -> None:
+        check_mem_fraction(mem_fraction)
+        if kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise RequestError(
+                f"kv_cache_dtype: expected one of {', '.join(KV_CACHE_DTYPES)}, "
+                f"found {kv_cache_dtype!r}"
+            )
         self.config = config
         self.model = cast(
             CausalLM, load_model(config, progress=progress, packed_cache=packed_cache)
@@ -87,14 +93,9 @@ class ModelRunner:
         if quantize_lm_head:
             self.model.quantize_lm_head()
         kv_dtype, kv_scales = config.dtype, None
-        if kv_cache_dtype == "fp8_e4m3":
+        if KV_CACHE_DTYPES[kv_cache_dtype] == "fp8_e4m3":
             kv_dtype = torch.float8_e4m3fn
             kv_scales = read_kv_scales(config.path, config.num_hidden_layers)
-        elif kv_cache_dtype != "auto":
-            raise RequestError(
-                f"kv_cache_dtype: expected one of {', '.join(KV_CACHE_DTYPES)}, "
-                f"found {kv_cache_dtype!r}"
-            )
         available = read_host_memory().available
         if available is not None:
             available = max(0, available - mapped_rss())

@@ -94,6 +94,15 @@ def apply_thread_plan(
     """
     torch.set_num_threads(plan.threads)
     logger.info("%d threads: %s", plan.threads, plan.reason)
+    allowed = len(set(_affinity()))
+    if plan.threads > allowed:
+        logger.warning(
+            "%d threads (%s) on %d CPUs: they take turns, which is much slower than %d threads",
+            plan.threads,
+            plan.reason,
+            allowed,
+            allowed,
+        )
     if plan.cpus is not None:
         try:
             (set_affinity or os.sched_setaffinity)(0, plan.cpus)

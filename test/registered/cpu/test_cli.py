@@ -195,7 +195,7 @@ def test_chat_ends_with_its_input(model: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_chat_needs_a_template(untemplated: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("chat", "--model", untemplated) == 2
-    assert "has no chat template" in capsys.readouterr().err
+    assert "srt chat needs a chat template, which" in capsys.readouterr().err
 
 
 def test_interrupt(

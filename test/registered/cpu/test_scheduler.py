@@ -1,108 +1,28 @@
-"""The scheduler over a model that is only its cache: it stores token ids in slots and predicts a
-hash of what it reads back through the request table. Whatever the scheduler does with slots, chunks
-and prefixes, every request must get what it would get alone.
-"""
+"""The scheduler over a model that is only its cache."""
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from srt.errors import RequestError
-from srt.managers.schedule_batch import FinishReason, Progress, Req
-from srt.managers.scheduler import Scheduler
-from srt.mem_cache.allocator import TokenToKVPoolAllocator
+from srt.managers.schedule_batch import FinishReason, Progress
 from srt.mem_cache.cache_size import choose_cache_size
-from srt.mem_cache.req_to_token_pool import ReqToTokenPool
-from srt.model_executor.model_runner import ExtendInput
-from srt.sampling.sampling_params import SamplingParams
+from srt.test.cache_invariants import check_books
+from srt.test.cache_only_runner import (
+    VOCAB,
+    expected_output,
+    make_req,
+    make_scheduler,
+    next_token,
+    run,
+)
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=7, suite="per-commit")
-
-VOCAB = 50
-
-
-def next_token(ids: Sequence[int]) -> int:
-    return hash(tuple(int(i) for i in ids)) % VOCAB
-
-
-class CacheOnlyRunner:
-    """Stands for a ModelRunner; counts passes and the tokens that they compute."""
-
-    def __init__(self, size: int, rows: int) -> None:
-        self.config = SimpleNamespace(eos_token_ids=frozenset[int]())
-        self.allocator = TokenToKVPoolAllocator(size)
-        self.req_to_token_pool = ReqToTokenPool(rows, 512)
-        self.tokens = np.full(size + 1, -1)
-        self.extended = 0
-        self.passes: list[str] = []
-        self.bad_token: int | None = None
-
-    def extend(self, inputs: Sequence[ExtendInput]) -> Tensor:
-        rows = []
-        for part in inputs:
-            assert len(part.token_ids) > 0
-            end = part.prefix_len + len(part.token_ids)
-            slots = self.req_to_token_pool.table[part.req_pool_idx, :end]
-            self.tokens[slots[part.prefix_len :]] = part.token_ids
-            first = part.prefix_len + 1 if part.all_logits else end
-            rows += [self.logits(self.tokens[slots[:n]]) for n in range(first, end + 1)]
-            self.extended += len(part.token_ids)
-        self.passes.append("extend")
-        return torch.stack(rows)
-
-    def decode(self, token_ids: list[int], rows: list[int], seq_lens: list[int]) -> Tensor:
-        logits = []
-        for token, row, length in zip(token_ids, rows, seq_lens, strict=True):
-            slots = self.req_to_token_pool.table[row, :length]
-            self.tokens[slots[-1]] = token
-            logits.append(self.logits(self.tokens[slots]))
-        self.passes.append("decode")
-        return torch.stack(logits)
-
-    def logits(self, ids: Any) -> Tensor:
-        logits = torch.zeros(VOCAB)
-        logits[next_token(ids)] = 5.0
-        if self.bad_token is not None and self.bad_token in ids:
-            logits[0] = torch.nan
-        return logits
-
-
-def make_scheduler(
-    size: int = 200, rows: int = 8, chunk: int = 16, radix: bool = True
-) -> tuple[Scheduler, CacheOnlyRunner]:
-    runner: Any = CacheOnlyRunner(size, rows)
-    return Scheduler(runner, chunk, enable_radix_cache=radix), runner
-
-
-def make_req(rid: int, prompt: Sequence[int], new_tokens: int, **params: Any) -> Req:
-    sampling = SamplingParams(temperature=0, max_new_tokens=new_tokens, **params)
-    return Req(rid, list(prompt), sampling, None, new_tokens, label=f"request {rid}")
-
-
-def expected_output(prompt: Sequence[int], new_tokens: int) -> list[int]:
-    ids = list(prompt)
-    for _ in range(new_tokens):
-        ids.append(next_token(ids))
-    return ids[len(prompt) :]
-
-
-def run(scheduler: Scheduler, limit: int = 5000) -> list[Progress]:
-    events = []
-    while scheduler.has_work:
-        events += scheduler.step()
-        limit -= 1
-        assert limit > 0, "the scheduler makes no progress"
-    return events
 
 
 @dataclass
@@ -150,6 +70,7 @@ def test_every_request_gets_what_it_would_get_alone(
         scheduler.add([r for r, job in zip(reqs, jobs, strict=True) if job.arrives == step])
         scheduler.abort([r.rid for r, job in zip(reqs, jobs, strict=True) if job.aborts == step])
         events += scheduler.step()
+        check_books(scheduler)
         step += 1
         assert step < 5000, "the scheduler makes no progress"
     for req, job in zip(reqs, jobs, strict=True):

@@ -93,7 +93,7 @@ def make_req(
     sampling = SamplingParams(**{"temperature": 0, "max_new_tokens": new_tokens} | params)
     detokenizer = None
     if text:
-        detokenizer = IncrementalDetokenizer(LetterTokenizer(), prompt, tuple(sampling.stop))
+        detokenizer = IncrementalDetokenizer(LetterTokenizer(), prompt)
     return Req(rid, list(prompt), sampling, detokenizer, new_tokens, label=f"request {rid}")
 
 

@@ -112,6 +112,7 @@ def drive(seed: int, error: type[BaseException] | None) -> tuple[list[Req], int]
     scheduler, _ = make_scheduler(**workload.options)
     bomb = Bomb(scheduler, error or KeyboardInterrupt)
     reqs, news = workload.reqs, list[Progress]()
+    number = 0
 
     def returns(function: Callable[[], Any]) -> bool:
         if error is None:
@@ -119,7 +120,8 @@ def drive(seed: int, error: type[BaseException] | None) -> tuple[list[Req], int]
             return True
         again = rng.randrange(400) if rng.random() < 0.3 else None
         try:
-            bomb.call(function, rng.randrange(5000), again)
+            # Less and less often: what never gets through a prompt in peace never ends.
+            bomb.call(function, rng.randrange(5000 + 100 * number), again)
             return True
         except error:
             return False

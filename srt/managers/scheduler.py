@@ -193,7 +193,7 @@ class Scheduler:
         self._suspect = None
         self._is_settled = True
 
-    def _commit(self, progress: list[Progress], *, silently: bool = False) -> None:
+    def _commit(self, progress: list[Progress]) -> None:
         """Takes over what a pass has brought."""
         self._is_settled = False
         self._committed = progress  # from here on it counts
@@ -203,8 +203,7 @@ class Scheduler:
             self._suspect = one.req
             self._advance(one)
         self._suspect = None
-        if not silently:
-            self._news.extend([one for one in progress if one.is_news])
+        self._news.extend([one for one in progress if one.is_news])
         self._committed = []
         self._is_settled = True
 
@@ -258,16 +257,21 @@ class Scheduler:
             arrived.popleft()
 
     def _take_dropped(self) -> None:
-        self._end_all(self._inbox.dropped, silently=True)
+        dropped = self._inbox.dropped
+        while dropped:
+            req = dropped[0]
+            if req.finish_reason is None:
+                self._commit([req.aborted()])
+            if self._news:
+                self._news = deque([one for one in self._news if one.req is not req])
+            dropped.popleft()
 
     def _take_aborted(self) -> None:
-        self._end_all(self._inbox.aborted, silently=False)
-
-    def _end_all(self, reqs: deque[Req], *, silently: bool) -> None:
-        while reqs:
-            if reqs[0].finish_reason is None:
-                self._commit([reqs[0].aborted()], silently=silently)
-            reqs.popleft()
+        aborted = self._inbox.aborted
+        while aborted:
+            if aborted[0].finish_reason is None:
+                self._commit([aborted[0].aborted()])
+            aborted.popleft()
 
     def _admit(self) -> None:
         index = 0

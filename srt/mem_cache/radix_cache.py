@@ -4,9 +4,8 @@
 The tree owns the slots of all tokens in it. A running request locks the path of the prefix that it
 uses; what no request locks can be evicted, the least recently used leaf first, from its end.
 
-Every operation makes what it needs before it changes the tree, so that one for which there is no
-memory leaves it as it was, but for nodes that are split. After an interruption in the middle of a
-change (a second Ctrl-C) only a new tree is of use.
+Every operation makes what it needs before it changes the tree. What is interrupted in the middle of
+a change all the same (a second Ctrl-C) leaves a tree of no use; `KVManager.reset` begins a new one.
 """
 
 import heapq
@@ -132,8 +131,6 @@ class RadixCache:
         freed = np.empty(min(count, self.evictable_size), dtype=np.int32)
         done = 0
         while done < len(freed):
-            if not self._heap:
-                self._fill_heap()
             last_access, _, node = heapq.heappop(self._heap)
             if not _is_evictable_leaf(node) or last_access != node.last_access:
                 continue
@@ -185,11 +182,7 @@ class RadixCache:
         if not _is_evictable_leaf(node):
             return
         self._serial += 1
-        try:
-            heapq.heappush(self._heap, (node.last_access, self._serial, node))
-        except MemoryError:
-            self._heap = []  # the tree knows all that it said; see _fill_heap
-            return
+        heapq.heappush(self._heap, (node.last_access, self._serial, node))
         if len(self._heap) > 64 and len(self._heap) > 4 * max(1, self.evictable_size):
             current = {
                 id(entry[2]): entry
@@ -198,18 +191,6 @@ class RadixCache:
             }
             self._heap = list(current.values())
             heapq.heapify(self._heap)
-
-    def _fill_heap(self) -> None:
-        """Queues every node that can be evicted."""
-        entries, nodes = [], [self.root]
-        while nodes:
-            node = nodes.pop()
-            nodes += node.children.values()
-            if _is_evictable_leaf(node):
-                self._serial += 1
-                entries.append((node.last_access, self._serial, node))
-        heapq.heapify(entries)
-        self._heap = entries
 
 
 def _is_evictable_leaf(node: TreeNode) -> bool:

@@ -87,7 +87,7 @@ def _check_tree(tree: RadixCache, running: list[Req]) -> dict[int, tuple[list[in
                 protected += len(child.key)
             else:
                 evictable += len(child.key)
-            if _is_evictable_leaf(child) and tree._heap:
+            if _is_evictable_leaf(child):
                 assert id(child) in queued, "a leaf that would never be evicted"
             paths[id(child)] = (keys + child.key.tolist(), values + child.value.tolist())
             nodes.append(child)

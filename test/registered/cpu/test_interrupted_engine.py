@@ -201,11 +201,11 @@ def bomb(request: pytest.FixtureRequest) -> Iterator[Timer | OtherThread]:
 def test_later_answers_are_those_of_a_fresh_engine(
     path: Path, bomb: Timer | OtherThread, expected: dict[tuple[int, int], Any]
 ) -> None:
-    interrupt_often(path, bomb, 60, expected)
+    interrupt_often(path, bomb, 125, expected)
 
 
 @pytest.mark.slow
-def test_five_hundred_interruptions(
+def test_many_more_interruptions(
     path: Path, bomb: Timer | OtherThread, expected: dict[tuple[int, int], Any]
 ) -> None:
-    interrupt_often(path, bomb, 500, expected)
+    interrupt_often(path, bomb, 600, expected)

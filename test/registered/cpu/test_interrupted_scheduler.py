@@ -18,7 +18,7 @@ from srt.test.cache_invariants import check_books
 from srt.test.cache_only_runner import make_req, make_scheduler
 from srt.test.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=20, suite="per-commit")
+register_cpu_ci(est_time=8, suite="per-commit")
 
 WATCHED = ("/srt/managers/", "/srt/mem_cache/", "/srt/utils/exclusive", "/srt/utils/deferred")
 

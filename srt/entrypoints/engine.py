@@ -13,6 +13,7 @@ from srt.configs.model_config import ModelConfig
 from srt.entrypoints.chunk_stream import ChunkRouter, ChunkStream
 from srt.entrypoints.outputs import GenerateChunk
 from srt.entrypoints.request_builder import RequestBuilder
+from srt.entrypoints.request_inputs import TokenIds
 from srt.errors import EngineStateError, RequestError
 from srt.managers.scheduler import Scheduler
 from srt.managers.special_tokens import end_token_ids
@@ -174,7 +175,7 @@ class Engine:
         | None = None,
         *,
         messages: Sequence[Message] | Sequence[Sequence[Message]] | None = None,
-        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        input_ids: TokenIds | Sequence[TokenIds] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         stream: bool = False,
     ) -> Any:
@@ -226,7 +227,7 @@ class Engine:
         sampling_params: SamplingParams | Mapping[str, Any] | None = None,
         *,
         messages: Sequence[Message] | None = None,
-        input_ids: Sequence[int] | None = None,
+        input_ids: TokenIds | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """Queues one request, for :meth:`step` to run with the others. May be called from any

@@ -5,8 +5,15 @@ one was meant.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
 from srt.errors import RequestError
 from srt.sampling.checks import describe, is_integer
+
+TokenIds = Sequence[int] | NDArray[np.integer[Any]] | Tensor
+"""Token ids of one input; arrays and tensors may have two dimensions and be several inputs."""
 
 
 def as_texts(prompt: object) -> tuple[list[str], bool]:

@@ -2,6 +2,7 @@
 Torch, so that inspection can use it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.model_loader.config_files import get_architecture
+from srt.model_loader.json_values import get_object
 from srt.models.registry import MODEL_REGISTRY
 
 # Wrapper -> (`model_type` of its text model -> architecture, default model_type, modules that text
@@ -52,7 +54,21 @@ _LARGEST: Mapping[str, int] = {
     "first_k_dense_replace": 1 << 31,
     "sliding_window": 1 << 62,
 }
-# Of these, 0 stands for none.
+_ROPE_NUMBERS = (
+    "rope_theta",
+    "factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "llama_4_scaling_beta",
+)
+# Of the sizes, those of which 0 stands for none.
 _MAY_BE_ZERO = (
     "first_k_dense_replace",
     "kv_lora_rank",
@@ -109,6 +125,7 @@ def get_text_model(config: Mapping[str, Any], file: Path) -> TextModel:
         tied = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
         model = TextModel(architectures[kind], {**tied, **text, "model_type": kind}, skipped)
     check_sizes(model.config, file)
+    _check_rope(model.config, file)
     _check_experts(architecture, model.config)
     if model.architecture not in MODEL_REGISTRY:
         raise UnsupportedConfigError(
@@ -137,6 +154,23 @@ def check_sizes(config: Mapping[str, Any], file: Path) -> None:
         raise CheckpointError(
             f"{file.name} has a bad {key}", file=file, expected=expected, found=value
         )
+
+
+def _check_rope(config: Mapping[str, Any], file: Path) -> None:
+    """Refuses what is no number among the parameters of the rotary embedding."""
+    for block_name in ("rope_parameters", "rope_scaling"):
+        block = get_object(config, block_name, file)
+        for key in _ROPE_NUMBERS:
+            value = block.get(key)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is None or (is_number and 0 <= value < math.inf):
+                continue
+            raise CheckpointError(
+                f"{file.name} has a bad {block_name}.{key}",
+                file=file,
+                expected="a finite number >= 0",
+                found=value,
+            )
 
 
 def _check_experts(architecture: str, config: Mapping[str, Any]) -> None:

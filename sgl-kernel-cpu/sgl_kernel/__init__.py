@@ -31,6 +31,7 @@ from sgl_kernel.ops import (
 from sgl_kernel.packing import packed_index, unpack_rows
 from sgl_kernel.transformer import (
     add_rmsnorm_cpu,
+    concat_columns_cpu,
     fused_add_rmsnorm_cpu,
     fused_qk_norm_rope_store_cpu,
     fused_qk_rmsnorm_cpu,
@@ -49,6 +50,7 @@ __all__ = [
     "__version__",
     "add_rmsnorm_cpu",
     "bmm_cpu",
+    "concat_columns_cpu",
     "convert_weight_packed",
     "cpu_info",
     "decode_attention_cpu",

@@ -43,6 +43,11 @@ def _silu_and_mul_cpu(input: Tensor, out_dtype: torch.dtype | None = None) -> Te
     return input.new_empty(shape, dtype=out_dtype or input.dtype)
 
 
+def _concat_columns_cpu(first: Tensor, second: Tensor, third: Tensor | None = None) -> Tensor:
+    columns = first.shape[1] + second.shape[1] + (0 if third is None else third.shape[1])
+    return first.new_empty((first.shape[0], columns))
+
+
 def _topk_softmax_cpu(
     hidden_states: Tensor,
     gating_output: Tensor,
@@ -112,6 +117,7 @@ TRANSFORMER_FAKES: dict[str, Callable[..., Any]] = {
     "fused_add_rmsnorm_cpu": _fused_add_rmsnorm_cpu,
     "add_rmsnorm_cpu": _add_rmsnorm_cpu,
     "packed_embedding_cpu": _packed_embedding_cpu,
+    "concat_columns_cpu": _concat_columns_cpu,
     "silu_and_mul_cpu": _silu_and_mul_cpu,
     "topk_softmax_cpu": _topk_softmax_cpu,
     "rotary_embedding_cpu": _rotary_embedding_cpu,

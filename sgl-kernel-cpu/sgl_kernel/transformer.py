@@ -96,6 +96,20 @@ def silu_and_mul_cpu(input: Tensor, out_dtype: torch.dtype | None = None) -> Ten
     return torch.ops.sgl_kernel.silu_and_mul_cpu(input, out_dtype)
 
 
+def concat_columns_cpu(first: Tensor, second: Tensor, third: Tensor | None = None) -> Tensor:
+    """The columns of several results side by side, copied. Unlike ``torch.cat`` it is recorded.
+
+    Args:
+        first: [M, N1] float; rows may be strided, in all of them.
+        second: [M, N2] of the same dtype.
+        third: [M, N3] of the same dtype, or None.
+
+    Returns:
+        [M, N1 + N2 + N3] of that dtype.
+    """
+    return torch.ops.sgl_kernel.concat_columns_cpu(first, second, third)
+
+
 def topk_softmax_cpu(
     hidden_states: Tensor,
     gating_output: Tensor,

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from srt.layers.linear import LinearBase
 from srt.layers.quantization.base_config import LinearMethodBase
+from srt.layers.quantization.mixed_linear import LinearPart, MixedLinearMethod
 
 # Rows of the identity that one product takes.
 _ROWS = 256
 
 
-def dequantize(layer: LinearBase, method: LinearMethodBase) -> Tensor:
+def dequantize(layer: LinearBase | LinearPart, method: LinearMethodBase) -> Tensor:
     """`[N, K]` float32, the weight of a layer that `method` has processed, whatever its format.
 
     It is the product with the identity: each sum has one term, so the stored value times its scale
@@ -54,7 +55,7 @@ class Float32LinearMethod(LinearMethodBase):
         self.method.create_weights(layer, input_size, output_size, shard_sizes)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        assert isinstance(layer, LinearBase)
+        assert isinstance(layer, (LinearBase, LinearPart))
         self.method.process_weights_after_loading(layer)
         weight = dequantize(layer, self.method)
         for name in [name for name, _ in layer.named_parameters(recurse=False) if name != "bias"]:
@@ -74,5 +75,8 @@ class Float32LinearMethod(LinearMethodBase):
 def use_float32(model: nn.Module) -> None:
     """Lets every linear layer of a model that is not loaded yet multiply in float32."""
     for module in model.modules():
-        if isinstance(module, LinearBase):
+        if not isinstance(module, (LinearBase, LinearPart)):
+            continue
+        # Of a layer that is held in several ways, each part is dequantised.
+        if not isinstance(module.quant_method, MixedLinearMethod):
             module.quant_method = Float32LinearMethod(module.quant_method)

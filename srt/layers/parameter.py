@@ -19,6 +19,9 @@ from srt.utils.huge_pages import HugePageArena
 ShardId = str | None
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Of scales: floats, and exponents of two, which some writers store as plain bytes. Whether a
+# configuration says so is checked where its format is known.
+SCALE_DTYPES = (*FLOAT_DTYPES, torch.float8_e8m0fnu, torch.uint8)
 
 
 class ModelParameter(nn.Parameter):
@@ -134,7 +137,7 @@ class WeightScaleParameter(ModelParameter):
     - with `source_block` (block_n, block_k): `[ceil(rows / block_n), ceil(K / block_k)]`, or the
       same with sizes of 1 in between, `[n, 1, k, 1]`.
 
-    All dtypes of FLOAT_DTYPES convert to float32 exactly.
+    All dtypes of SCALE_DTYPES convert to float32 exactly.
 
     Args:
         weight_shape: (N, K).
@@ -159,7 +162,7 @@ class WeightScaleParameter(ModelParameter):
         if data is None:
             columns = ceil_div(weight_shape[1], source_block[1]) if source_block else 1
             data = torch.empty(ceil_div(weight_shape[0], row_block), columns, dtype=torch.float32)
-        self = super().__new__(cls, data, shard_sizes)
+        self = super().__new__(cls, data, shard_sizes, SCALE_DTYPES)
         assert isinstance(self, WeightScaleParameter)
         self.weight_shape, self.source_block, self.row_block = weight_shape, source_block, row_block
         return self
@@ -200,6 +203,8 @@ class WeightScaleParameter(ModelParameter):
             )
 
     def load(self, source: Tensor, meta: TensorMeta, shard_id: ShardId) -> None:
+        if source.dtype == torch.uint8:
+            source = source.view(torch.float8_e8m0fnu)
         scales = source.to(torch.float32)
         bad = ~(scales.isfinite() & (scales > 0))
         if bad.any():

@@ -20,6 +20,7 @@ from srt.layers.float32 import use_float32
 from srt.layers.parameter import ModelParameter, ShardId
 from srt.layers.quantization.base_config import QuantizationConfig
 from srt.layers.quantization.fp8_checkpoint import check_unquantized
+from srt.layers.quantization.mixed_linear import LinearPart
 from srt.model_loader.checkpoint import Checkpoint, TensorMeta
 from srt.model_loader.config_files import CONFIG_FILE
 from srt.model_loader.files import blaming
@@ -44,6 +45,8 @@ class _ModulePlan:
 
     name: str
     module: nn.Module
+    # The module in which the checkpoint has the shards of a merged layer.
+    parent: str
     sources: list[tuple[str, ShardId, TensorMeta]] = field(default_factory=list)
 
 
@@ -158,10 +161,10 @@ def _match(
         str, tuple[str, str, ShardId]
     ] = {}  # canonical tensor name -> module, parameter, shard
     for module_name, module in model.named_modules():
-        parent = module_name.rpartition(".")[0]
+        parent = _parent_of_shards(module_name, module)
         for name, parameter in module.named_parameters(recurse=False):
             assert isinstance(parameter, ModelParameter), f"{module_name}.{name} cannot be loaded"
-            plans.setdefault(module_name, _ModulePlan(module_name, module))
+            plans.setdefault(module_name, _ModulePlan(module_name, module, parent))
             places[canonical_name(f"{module_name}.{name}")] = (module_name, name, None)
             for shard in parameter.shards:
                 source = canonical_name(f"{parent}.{shard}.{name}")
@@ -201,25 +204,33 @@ def _match(
     for plan in plans.values():
         for name, parameter in plan.module.named_parameters(recurse=False):
             assert isinstance(parameter, ModelParameter)
-            for shard_id in _filled_shards(checkpoint, plan.name, name, parameter, filled):
+            for shard_id in _filled_shards(checkpoint, plan, name, parameter, filled):
                 meta = filled[(plan.name, name, shard_id)]
                 parameter.check(meta, shard_id)
                 plan.sources.append((name, shard_id, meta))
     return list(plans.values())
 
 
+def _parent_of_shards(name: str, module: nn.Module) -> str:
+    """The module in which a checkpoint has the shards of a merged layer: that which holds the
+    layer, also for a part of it (`qkv_proj.parts.0`).
+    """
+    levels = 3 if isinstance(module, LinearPart) else 1
+    return ".".join(name.split(".")[:-levels])
+
+
 def _filled_shards(
     checkpoint: Checkpoint,
-    module_name: str,
+    plan: _ModulePlan,
     name: str,
     parameter: ModelParameter,
     filled: dict[tuple[str, str, ShardId], TensorMeta],
 ) -> list[ShardId]:
     """The shards that fill a parameter: the whole, or all of its parts."""
+    module_name, parent = plan.name, plan.parent
     found = [shard for shard in (None, *parameter.shards) if (module_name, name, shard) in filled]
     if found == [None] or (found and found == list(parameter.shards)):
         return found
-    parent = module_name.rpartition(".")[0]
     if None in found:
         raise CheckpointError(
             "a merged tensor and its parts are both present",

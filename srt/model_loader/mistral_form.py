@@ -14,6 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from srt.configs.quantization_keys import (
+    FP8,
+    MISTRAL_ACTIVATION_SCHEME,
+    MISTRAL_WEIGHT_FORMAT,
+)
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.model_loader.json_values import get_number, get_object
 from srt.model_loader.weight_names import split_tensor_name
@@ -132,20 +137,9 @@ def _quantization(quantization: Mapping[str, Any], file: Path) -> dict[str, Any]
     """The quantization_config of Mistral's `quantization`."""
     if "quant_method" in quantization:  # newer files hold transformers' own block
         return dict(quantization)
-    weights = quantization.get("qformat_weight")
-    if weights != "fp8_e4m3":
-        raise UnsupportedConfigError(
-            f"{file}: quantization with qformat_weight {weights!r} is not supported; "
-            "expected 'fp8_e4m3'"
-        )
-    schemes = {"TENSOR": "static", "NO_SCALES": "dynamic"}
-    activations = quantization.get("qscheme_act") or "NO_SCALES"
-    if not isinstance(activations, str) or activations not in schemes:
-        raise UnsupportedConfigError(
-            f"{file}: quantization with qscheme_act {activations!r} is not supported; "
-            f"expected one of {', '.join(schemes)}"
-        )
-    return {"quant_method": "fp8", "activation_scheme": schemes[activations]}
+    MISTRAL_WEIGHT_FORMAT.read(quantization, f"{file}: quantization")
+    scheme = MISTRAL_ACTIVATION_SCHEME.read(quantization, f"{file}: quantization")
+    return {"quant_method": FP8, "activation_scheme": scheme}
 
 
 def to_hf_rows(

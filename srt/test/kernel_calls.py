@@ -50,6 +50,7 @@ def _transformer_calls(op: str) -> list[tuple[Any, ...]]:
             (at.int(), x.bfloat16(), True, torch.float32),
             (at, x, True),
         ],
+        "concat_columns_cpu": [(x, x[:, :3]), (heads[:, 0], heads[:, 1], heads[:, 3])],
         "silu_and_mul_cpu": [(x,), (x.float(), torch.bfloat16), (heads[:, 1:],)],
         "topk_softmax_cpu": [(x, x, 2, True), (x, x, 2, False, weight)],
         "rotary_embedding_cpu": [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srt.configs.quantization_keys import QUANT_METHOD
 from srt.errors import UnsupportedConfigError
 from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
 from srt.layers.quantization.compressed_tensors import CompressedTensorsConfig
@@ -13,6 +14,7 @@ from srt.layers.quantization.fp8 import Fp8Config
 from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
 from srt.layers.quantization.modelopt import ModelOptConfig
 from srt.layers.quantization.online_fp8 import OnlineFp8Config
+from srt.layers.quantization.quark import QuarkConfig
 from srt.model_loader.config_files import CONFIG_FILE, find_quantization
 
 __all__ = [
@@ -25,7 +27,13 @@ __all__ = [
 # A new format is one QuantizationConfig class and one entry here. Nothing of it imports Torch.
 QUANTIZATION_METHODS: Mapping[str, type[Fp8CheckpointConfig]] = {
     config.get_name(): config
-    for config in (Fp8Config, CompressedTensorsConfig, ModelOptConfig, FbgemmFp8Config)
+    for config in (
+        Fp8Config,
+        CompressedTensorsConfig,
+        ModelOptConfig,
+        FbgemmFp8Config,
+        QuarkConfig,
+    )
 }
 
 
@@ -53,23 +61,25 @@ def get_quantization_config(
         return OnlineFp8Config.from_choice(online)
     if quantization is None:
         return None
-    config = QUANTIZATION_METHODS.get(_method(quantization) or "")
-    if config is None:
+    method = _method(quantization)
+    if method is None:
         raise UnsupportedConfigError(
             f"quantization scheme {_describe(quantization)} is not supported; "
             f"supported: {', '.join(QUANTIZATION_METHODS)}, and checkpoints without quantization"
         )
-    return config.from_config(quantization)
+    return QUANTIZATION_METHODS[method].from_config(quantization)
 
 
 def _method(quantization: Mapping[str, Any]) -> str | None:
-    """The format's name, which older compressed-tensors and newer ModelOpt files leave out."""
-    name = quantization.get("quant_method")
-    if name is None and "quant_algo" in quantization:
-        return ModelOptConfig.get_name()
-    if name is None and "config_groups" in quantization:
-        return CompressedTensorsConfig.get_name()
-    return None if name is None else str(name)
+    """The format's name, which older compressed-tensors and newer ModelOpt files leave out; None
+    if it is none that runs here.
+    """
+    if quantization.get(QUANT_METHOD.name) is None:
+        if "quant_algo" in quantization:
+            return ModelOptConfig.get_name()
+        if "config_groups" in quantization:
+            return CompressedTensorsConfig.get_name()
+    return QUANT_METHOD.find(quantization)
 
 
 def _describe(quantization: Mapping[str, Any]) -> str:

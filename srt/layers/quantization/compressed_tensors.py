@@ -10,15 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from srt.configs.quantization_keys import (
+    COMPRESSED_TENSORS,
+    FORMAT,
+    PRESETS,
+    SKIP_LISTS,
+    STRATEGY,
+)
 from srt.errors import UnsupportedConfigError
 from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig, read_block_size
 from srt.layers.quantization.skip_list import ModulePatterns, read_names
 from srt.model_loader.config_files import CONFIG_FILE
 from srt.model_loader.json_values import get_object
 
-# "naive-quantized" is what early versions called it.
-_FORMATS = ("float-quantized", "naive-quantized")
-_STRATEGIES = ("tensor", "channel", "block")
 # Classes of modules that a target may name.
 _LINEAR_CLASS = "Linear"
 
@@ -29,7 +33,7 @@ class CompressedTensorsConfig(Fp8CheckpointConfig):
 
     @classmethod
     def get_name(cls) -> str:
-        return "compressed-tensors"
+        return COMPRESSED_TENSORS
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CompressedTensorsConfig:
@@ -40,26 +44,47 @@ class CompressedTensorsConfig(Fp8CheckpointConfig):
             raise UnsupportedConfigError(
                 "compressed-tensors without config_groups is not supported"
             )
-        blocks: dict[tuple[int, int] | None, str] = {}
+        blocks: dict[tuple[int, int], list[str]] = {}
         targets: list[str] = []
         for name in groups:
-            group = get_object(groups, name, CONFIG_FILE)
-            block = _read_group(name, group, config.get("format"))
+            if isinstance(groups[name], list):  # of targets, of the scheme that has this name
+                group_targets, block = read_names(groups, name), _read_preset(name)
+            else:
+                group = get_object(groups, name, CONFIG_FILE)
+                if not get_object(group, "weights", CONFIG_FILE):
+                    continue  # of activations or of the KV cache
+                block = _read_group(name, group, config.get("format"))
+                group_targets = read_names(group, "targets")
             if block is not None:
-                blocks[block] = name
-            targets += read_names(group, "targets")
-        if len(blocks) > 1:
+                blocks.setdefault(block, []).extend(group_targets)
+            targets += group_targets
+        # A name is more specific than a class: the size that is for a class is for the rest.
+        defaults = [block for block, found in blocks.items() if _LINEAR_CLASS in found]
+        if len(defaults) > 1:
             raise UnsupportedConfigError(
-                "compressed-tensors groups of different block sizes are not supported; found "
-                + ", ".join(f"{list(block or ())} in {name}" for block, name in blocks.items())
+                f"compressed-tensors groups that give the class {_LINEAR_CLASS} blocks of different "
+                f"sizes are not supported; found {' and '.join(map(str, map(list, defaults)))}"
             )
         return cls(
-            ignored=ModulePatterns.parse(read_names(config, "ignore"), regex=True),
+            ignored=ModulePatterns.parse(read_names(config, *SKIP_LISTS), regex=True),
             targets=None
             if _LINEAR_CLASS in targets or not targets
             else ModulePatterns.parse(targets, regex=True),
-            weight_block_size=next(iter(blocks), None),
+            weight_block_size=next(iter([*defaults, *blocks]), None),
+            named_block_sizes=tuple(
+                (ModulePatterns.parse(found, regex=True), block) for block, found in blocks.items()
+            ),
         )
+
+
+def _read_preset(name: str) -> tuple[int, int] | None:
+    """The block size of a scheme that is given by its name; None if it has no blocks."""
+    if name.lower() not in PRESETS:
+        raise UnsupportedConfigError(
+            f"compressed-tensors scheme {name!r} is not supported; "
+            f"expected one of {', '.join(map(repr, PRESETS))}"
+        )
+    return PRESETS[name.lower()]
 
 
 def _refuse_transformed(config: Mapping[str, Any], key: str) -> None:
@@ -77,27 +102,29 @@ def _read_group(
     """The block size of a group of FP8 weights; None if its scales are per tensor or channel."""
     fmt = group.get("format") or default_format
     weights = get_object(group, "weights", CONFIG_FILE)
+    kind = weights.get("type")
     found = (
-        f"format {fmt}, {weights.get('num_bits')}-bit {weights.get('type')} weights, "
+        f"format {fmt}, {weights.get('num_bits')}-bit {kind} weights, "
         f"strategy {weights.get('strategy')}, group_size {weights.get('group_size')}"
     )
-    is_fp8 = weights.get("num_bits") == 8 and weights.get("type") == "float"
-    if fmt not in _FORMATS or not is_fp8:
+    is_fp8 = weights.get("num_bits") == 8 and isinstance(kind, str) and kind.lower() == "float"
+    if not FORMAT.find({"format": fmt}) or not is_fp8:
         raise UnsupportedConfigError(
             f"compressed-tensors group {name!r} ({found}) is not supported; "
-            f"expected 8-bit float weights in the format {_FORMATS[0]}"
+            f"expected 8-bit float weights in the format {next(iter(FORMAT.values))}"
         )
-    strategy = weights.get("strategy")
-    if strategy not in _STRATEGIES or weights.get("dynamic") or weights.get("symmetric") is False:
+    strategy = STRATEGY.find(weights)
+    if strategy is None or weights.get("dynamic") or weights.get("symmetric") is False:
         raise UnsupportedConfigError(
             f"compressed-tensors group {name!r} ({found}) is not supported; expected static, "
-            f"symmetric scales of the strategy {', '.join(_STRATEGIES)}"
+            f"symmetric scales of the strategy {', '.join(STRATEGY.values)}"
         )
     activations = get_object(group, "input_activations", CONFIG_FILE)
-    if activations and (activations.get("num_bits"), activations.get("type")) != (8, "float"):
+    kind = activations.get("type")
+    if activations and (activations.get("num_bits"), str(kind).lower()) != (8, "float"):
         raise UnsupportedConfigError(
             f"compressed-tensors group {name!r} with {activations.get('num_bits')}-bit "
-            f"{activations.get('type')} activations is not supported; expected none or 8-bit float"
+            f"{kind} activations is not supported; expected none or 8-bit float"
         )
     if strategy != "block":
         return None

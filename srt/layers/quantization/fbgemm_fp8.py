@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from srt.configs.quantization_keys import FBGEMM_FP8, SKIP_LISTS
 from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
 from srt.layers.quantization.skip_list import ModulePatterns, read_names
 
@@ -18,8 +19,8 @@ class FbgemmFp8Config(Fp8CheckpointConfig):
 
     @classmethod
     def get_name(cls) -> str:
-        return "fbgemm_fp8"
+        return FBGEMM_FP8
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FbgemmFp8Config:
-        return cls(ignored=ModulePatterns.parse(read_names(config, "modules_to_not_convert")))
+        return cls(ignored=ModulePatterns.parse(read_names(config, *SKIP_LISTS)))

@@ -1,6 +1,7 @@
-"""`quant_method: fp8`, which three families of checkpoints share: Mistral's in Hugging Face form
-(`weight_scale_inv`, `modules_to_not_convert`), AutoFP8's (`weight_scale`, `ignored_layers`), and
-DeepSeek-V3's and Qwen3's with a grid of scales (`weight_block_size`).
+"""`quant_method: fp8`, which several families of checkpoints share: Mistral's in Hugging Face form
+(`weight_scale_inv`, `modules_to_not_convert`), AutoFP8's (`weight_scale`, `ignored_layers`),
+DeepSeek-V3's and Qwen3's with a grid of scales (`weight_block_size`), transformers' own
+(`scale_fmt`) and ModelOpt's (`quant_algo`).
 
 The scale multiplies the stored weight in all of them.
 """
@@ -11,8 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from srt.errors import UnsupportedConfigError
-from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig, read_block_size
+from srt.configs.quantization_keys import (
+    ACTIVATION_SCHEME,
+    EXPERT_DTYPE,
+    FP8,
+    QUANT_ALGO,
+    SCALE_FORMAT,
+    SKIP_LISTS,
+    WEIGHT_FORMAT,
+    Block,
+)
+from srt.layers.quantization.fp8_checkpoint import (
+    DEFAULT_BLOCK,
+    Fp8CheckpointConfig,
+    read_block_size,
+)
 from srt.layers.quantization.skip_list import ModulePatterns, read_names
 
 
@@ -22,27 +36,21 @@ class Fp8Config(Fp8CheckpointConfig):
 
     @classmethod
     def get_name(cls) -> str:
-        return "fp8"
+        return FP8
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Fp8Config:
-        fmt = config.get("fmt") or "e4m3"
-        if fmt != "e4m3":
-            raise UnsupportedConfigError(
-                f"FP8 weights of format {fmt!r} are not supported; expected 'e4m3'"
-            )
-        scale_fmt = config.get("scale_fmt")
-        if scale_fmt not in (None, "ue8m0"):
-            raise UnsupportedConfigError(
-                f"FP8 scales of format {scale_fmt!r} are not supported; expected none or 'ue8m0'"
-            )
-        scheme = config.get("activation_scheme") or "dynamic"
-        if scheme not in ("dynamic", "static"):
-            raise UnsupportedConfigError(
-                f"FP8 activation_scheme {scheme!r} is not supported; expected 'dynamic' or 'static'"
-            )
-        names = read_names(config, "modules_to_not_convert", "ignored_layers")
+        WEIGHT_FORMAT.read(config, "an FP8 checkpoint")
+        ACTIVATION_SCHEME.read(config, "an FP8 checkpoint")
+        EXPERT_DTYPE.read(config, "an FP8 checkpoint")
+        block = read_block_size(config.get("weight_block_size"))
+        # ModelOpt announces blocks by the algorithm's name here too.
+        if config.get("quant_algo") is not None:
+            algorithm = QUANT_ALGO.read(config, "an FP8 checkpoint")
+            if algorithm is Block.DEFAULT and block is None:
+                block = DEFAULT_BLOCK
         return cls(
-            ignored=ModulePatterns.parse(names),
-            weight_block_size=read_block_size(config.get("weight_block_size")),
+            ignored=ModulePatterns.parse(read_names(config, *SKIP_LISTS), wildcards=True),
+            weight_block_size=block,
+            byte_scales=SCALE_FORMAT.read(config, "an FP8 checkpoint"),
         )

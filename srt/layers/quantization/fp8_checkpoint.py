@@ -24,8 +24,13 @@ from srt.model_loader.weight_names import canonical_name, split_tensor_name
 logger = logging.getLogger(__name__)
 
 FP8_DTYPE = "F8_E4M3"
-FLOAT_DTYPES = ("BF16", "F16", "F32")
-WEIGHT_SCALE_NAMES = ("weight_scale", "weight_scale_inv", "qscale_weight")
+# Of scales. F8_E8M0 is an exponent of two; U8 is the same where the configuration says so.
+SCALE_DTYPES = ("BF16", "F16", "F32", "F8_E8M0")
+BYTE_DTYPE = "U8"
+# The last is DeepSeek-V4's.
+WEIGHT_SCALE_NAMES = ("weight_scale", "weight_scale_inv", "qscale_weight", "scale")
+# (block_n, block_k) where a configuration announces blocks without their size.
+DEFAULT_BLOCK = (128, 128)
 # For 8-bit activations and KV caches.
 UNUSED_SCALE_NAMES = (
     "activation_scale",
@@ -38,6 +43,9 @@ UNUSED_SCALE_NAMES = (
     "v_scale",
     "kv_scale",
     "prob_scale",
+    "prob_output_scale",
+    "input_zero_point",
+    "output_zero_point",
 )
 
 Config = TypeVar("Config", bound="Fp8CheckpointConfig")
@@ -109,6 +117,8 @@ class Fp8CheckpointConfig(QuantizationConfig):
         ignored: Modules that stay unquantized as the configuration says.
         targets: Modules that the format quantizes, or None for all linear layers.
         weight_block_size: (block_n, block_k) of grids of scales; None if there are none.
+        named_block_sizes: Other sizes that the configuration gives modules by their names.
+        byte_scales: Scales may be exponents of two that are stored as plain bytes.
         layouts: What the tensors of each module turned out to be, by canonical name: this counts
             where a configuration says something else.
     """
@@ -116,6 +126,8 @@ class Fp8CheckpointConfig(QuantizationConfig):
     ignored: ModulePatterns = NO_MODULES
     targets: ModulePatterns | None = None
     weight_block_size: tuple[int, int] | None = None
+    named_block_sizes: tuple[tuple[ModulePatterns, tuple[int, int]], ...] = ()
+    byte_scales: bool = False
     layouts: Mapping[str, Layout] = field(default_factory=dict)
 
     @classmethod
@@ -131,6 +143,13 @@ class Fp8CheckpointConfig(QuantizationConfig):
         Raises:
             UnsupportedConfigError: It asks for something that this runtime does not run.
         """
+
+    def block_size(self, module: str) -> tuple[int, int] | None:
+        """(block_n, block_k) that a grid of scales of `module` would have; None if it has none."""
+        for modules, block in self.named_block_sizes:
+            if modules.matches(module):
+                return block
+        return self.weight_block_size
 
     def is_ignored(self, module: str) -> bool:
         """Whether `module` (any spelling of its full name) stays unquantized."""
@@ -193,7 +212,7 @@ class Fp8CheckpointConfig(QuantizationConfig):
                     expected=f"a tensor {names}",
                     found="neither",
                 )
-            return self._check_scale(weight, scale)
+            return self._check_scale(module, weight, scale)
         if scale is not None:
             raise CheckpointError(
                 "a scale belongs to a weight that is not FP8",
@@ -204,24 +223,26 @@ class Fp8CheckpointConfig(QuantizationConfig):
             )
         return Layout.PLAIN
 
-    def _check_scale(self, weight: TensorMeta, scale: TensorMeta) -> Layout:
-        if scale.dtype not in FLOAT_DTYPES:
+    def _check_scale(self, module: str, weight: TensorMeta, scale: TensorMeta) -> Layout:
+        dtypes = (*SCALE_DTYPES, BYTE_DTYPE) if self.byte_scales else SCALE_DTYPES
+        if scale.dtype not in dtypes:
             raise CheckpointError(
                 "a weight scale has the wrong dtype",
                 file=scale.file,
                 tensor=scale.name,
-                expected=" or ".join(DTYPES[dtype][0] for dtype in FLOAT_DTYPES),
+                expected=" or ".join(DTYPES[dtype][0] for dtype in dtypes),
                 found=DTYPES[scale.dtype][0],
             )
-        layout = scale_layout(weight, scale, self.weight_block_size)
+        block = self.block_size(module)
+        layout = scale_layout(weight, scale, block)
         if layout is not None:
             return layout
         if is_scale_per_shard(scale):  # only the merged layer knows how many shards it has
             return Layout.CHANNEL
         n = weight.shape[0]
         grid = ""
-        if self.weight_block_size is not None and len(weight.shape) == 2:
-            block_n, block_k = self.weight_block_size
+        if block is not None and len(weight.shape) == 2:
+            block_n, block_k = block
             rows, columns = -(-n // block_n), -(-weight.shape[1] // block_k)
             grid = f", or [{rows}, {columns}] for blocks of [{block_n}, {block_k}]"
         raise CheckpointError(
@@ -233,26 +254,60 @@ class Fp8CheckpointConfig(QuantizationConfig):
         )
 
     def get_linear_method(self, prefix: str, shard_names: Iterable[str]) -> LinearMethodBase:
-        from srt.layers.quantization.fp8_linear import Fp8LinearMethod
-        from srt.layers.quantization.unquant import UnquantizedLinearMethod
+        from srt.layers.quantization.mixed_linear import MixedLinearMethod
 
         names = list(shard_names)
         if not names or canonical_name(prefix) in self.layouts:  # not merged, or merged in the file
             names = [prefix]
-        ignored = {name: self.is_ignored(name) for name in names}
-        if all(ignored.values()):
+        runs = self._split_runs(names)
+        methods = [self._method_for(run) for run in runs]
+        if len(runs) == 1:
+            return methods[0]
+        return MixedLinearMethod(
+            [
+                (method, [name.rpartition(".")[2] for name in run])
+                for method, run in zip(methods, runs, strict=True)
+            ]
+        )
+
+    def _split_runs(self, names: list[str]) -> list[list[str]]:
+        """The shards of a merged layer in runs that one product can take as they are: unquantized,
+        with scales a tensor or a channel, or with grids of one block size.
+        """
+        runs: list[list[str]] = []
+        kind: object = None  # of the last run
+        for name in names:
+            layout, block = self._layout_of(name)
+            if layout is Layout.TENSOR and kind not in (None, Layout.PLAIN):
+                runs[-1].append(name)  # one element fits beside anything in FP8
+                continue
+            new = block if layout is Layout.BLOCK else layout
+            joins = new == kind or (kind is Layout.TENSOR and layout is not Layout.PLAIN)
+            if runs and joins:
+                runs[-1].append(name)
+            else:
+                runs.append([name])
+            kind = new
+        return runs
+
+    def _layout_of(self, module: str) -> tuple[Layout, tuple[int, int] | None]:
+        """What a module's weight is, and the block size if it has a grid of scales."""
+        layout = self.layouts.get(canonical_name(module))
+        block = self.block_size(module)
+        if self.is_ignored(module):
+            return Layout.PLAIN, None
+        if layout is None:
+            layout = Layout.CHANNEL if block is None else Layout.BLOCK
+        return layout, block if layout is Layout.BLOCK else None
+
+    def _method_for(self, run: list[str]) -> LinearMethodBase:
+        from srt.layers.quantization.fp8_linear import Fp8LinearMethod
+        from srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+        layouts = [self._layout_of(name) for name in run]
+        if layouts[0][0] is Layout.PLAIN:
             return UnquantizedLinearMethod()
-        if any(ignored.values()):
-            raise UnsupportedConfigError(
-                "layers that are merged must be all FP8 or all unquantized; found "
-                + ", ".join(
-                    f"{name} {'unquantized' if value else 'FP8'}" for name, value in ignored.items()
-                )
-            )
-        expected = Layout.CHANNEL if self.weight_block_size is None else Layout.BLOCK
-        layouts = {self.layouts.get(canonical_name(name), expected) for name in names}
-        block = self.weight_block_size if Layout.BLOCK in layouts else None
-        return Fp8LinearMethod(block, mixed=Layout.CHANNEL in layouts)
+        return Fp8LinearMethod(next((block for _, block in layouts if block), None))
 
     def parameter_name(self, name: str) -> str | None:
         if name in UNUSED_SCALE_NAMES:

@@ -27,12 +27,10 @@ class Fp8LinearMethod(LinearMethodBase):
     Args:
         block: (block_n, block_k) of the grids in the checkpoint, or None if it has none for this
             layer.
-        mixed: Whether a shard has a scale a channel while others have a grid.
     """
 
-    def __init__(self, block: tuple[int, int] | None = None, *, mixed: bool = False) -> None:
+    def __init__(self, block: tuple[int, int] | None = None) -> None:
         self.block = block
-        self.mixed = mixed
         self.row_block = 1
 
     def create_weights(
@@ -56,7 +54,7 @@ class Fp8LinearMethod(LinearMethodBase):
         """Rows of the weight that a row of the common grid stands for: the most that rows of a
         block and the places where shards begin are multiples of.
         """
-        if self.block is None or self.mixed:
+        if self.block is None:
             return 1
         starts = list(accumulate(shard_sizes.values()))[:-1]
         return math.gcd(self.block[0], *starts)

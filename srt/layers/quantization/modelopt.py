@@ -1,5 +1,7 @@
 """`quant_method: modelopt`, as NVIDIA's FP8 checkpoints have it, in `hf_quant_config.json` or, in
 newer ones, in config.json.
+
+Source of the keys: nvidia-modelopt (`export/quant_utils.py`, `export/convert_hf_config.py`).
 """
 
 from __future__ import annotations
@@ -8,18 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from srt.configs.quantization_keys import (
+    MIXED_PRECISION,
+    MODELOPT,
+    QUANT_ALGO,
+    SKIP_LISTS,
+    Block,
+)
 from srt.errors import UnsupportedConfigError
-from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig, read_block_size
+from srt.layers.quantization.fp8_checkpoint import (
+    DEFAULT_BLOCK,
+    Fp8CheckpointConfig,
+    read_block_size,
+)
 from srt.layers.quantization.skip_list import ModulePatterns, read_names
 from srt.model_loader.config_files import CONFIG_FILE
 from srt.model_loader.json_values import get_object
-
-# Algorithm -> the block that its scales are for; FP8_PB_WO has 128 x 128 unless it says so.
-_ALGORITHMS: Mapping[str, tuple[int, int] | None] = {
-    "FP8": None,
-    "FP8_PER_CHANNEL_PER_TOKEN": None,
-    "FP8_PB_WO": (128, 128),
-}
 
 
 @dataclass(frozen=True)
@@ -28,20 +34,29 @@ class ModelOptConfig(Fp8CheckpointConfig):
 
     @classmethod
     def get_name(cls) -> str:
-        return "modelopt"
+        return MODELOPT
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelOptConfig:
         # Some writers nest the content of hf_quant_config.json as it is.
         config = get_object(config, "quantization", CONFIG_FILE) or config
-        algorithm = config.get("quant_algo")
-        if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
-            raise UnsupportedConfigError(
-                f"ModelOpt quant_algo {algorithm!r} is not supported; "
-                f"expected one of {', '.join(_ALGORITHMS)}"
-            )
-        names = read_names(config, "exclude_modules", "ignore")
-        block = _ALGORITHMS[algorithm]
-        if block is not None:
-            block = read_block_size(config.get("weight_block_size")) or block
+        algorithms = {QUANT_ALGO.read(part, what) for what, part in _parts(config).items()}
+        block = None
+        if Block.DEFAULT in algorithms:
+            block = read_block_size(config.get("weight_block_size")) or DEFAULT_BLOCK
+        names = read_names(config, *SKIP_LISTS)
         return cls(ignored=ModulePatterns.parse(names, wildcards=True), weight_block_size=block)
+
+
+def _parts(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """What has an algorithm, by what a message calls it: the checkpoint, or each of its layers."""
+    algorithm = config.get("quant_algo")
+    if not isinstance(algorithm, str) or algorithm.lower() != MIXED_PRECISION:
+        return {"a ModelOpt checkpoint": config}
+    layers = get_object(config, "quantized_layers", CONFIG_FILE)
+    if not layers:
+        raise UnsupportedConfigError(
+            f"a ModelOpt checkpoint with quant_algo {algorithm!r} is not supported without "
+            "quantized_layers"
+        )
+    return {f"ModelOpt layer {name}": get_object(layers, name, CONFIG_FILE) for name in layers}

@@ -14,6 +14,7 @@ from srt.layers.quantization.fp8 import Fp8Config
 from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
 from srt.layers.quantization.kv_scales import KVScales, find_kv_scales
+from srt.layers.quantization.mixed_linear import MixedLinearMethod
 from srt.layers.quantization.unquant import UnquantizedLinearMethod
 from srt.model_loader.checkpoint import TensorMeta
 from srt.model_loader.config_files import read_config
@@ -111,7 +112,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "AWQ": ({"quant_method": "awq", "bits": 4}, "'awq' .*bits 4"),
     "bitsandbytes": ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
     "unnamed": ({"bits": 4}, "None"),
-    "ModelOpt NVFP4": (modelopt("NVFP4"), "NVFP4.*expected one of FP8"),
+    "ModelOpt NVFP4": (modelopt("NVFP4"), "NVFP4.*expected one of 'fp8'"),
     "ModelOpt MXFP8": (modelopt("MXFP8"), "MXFP8"),
     "ModelOpt W4A16": (modelopt("W4A16_AWQ"), "W4A16_AWQ"),
     "ModelOpt mixed": (modelopt("MIXED_PRECISION"), "MIXED_PRECISION"),
@@ -135,7 +136,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "CT without groups": (compressed(config_groups={}), "config_groups"),
     "CT bad block": (compressed(strategy="block", block_structure="128"), "weight_block_size"),
     "CT block without structure": (compressed(strategy="block"), "lacks block_structure"),
-    "CT groups that differ": (two_groups(), r"block sizes.*\[128, 128\].*\[64, 128\]"),
+    "CT groups that differ": (two_groups(), r"sizes.*\[128, 128\] and \[64, 128\]"),
     "CT bad expression": (compressed(ignore=["re:("]), "no regular expression"),
     "CT mixed with int4": (
         compressed(
@@ -168,8 +169,9 @@ def test_method_of_a_layer() -> None:
     q, k = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
     assert isinstance(config.get_linear_method(k, ()), Fp8LinearMethod)
     assert isinstance(config.get_linear_method(q, ()), UnquantizedLinearMethod)
-    with pytest.raises(UnsupportedConfigError, match=r"q_proj unquantized.*k_proj FP8"):
-        config.get_linear_method("model.layers.0.self_attn.qkv_proj", (q, k))
+    merged = config.get_linear_method("model.layers.0.self_attn.qkv_proj", (q, k))
+    assert isinstance(merged, MixedLinearMethod)
+    assert [shards for _, shards in merged.runs] == [["q_proj"], ["k_proj"]]
 
 
 @pytest.mark.parametrize("structure", [[128, 64], (128, 64), "128x64"])
@@ -217,7 +219,8 @@ def test_the_tensors_decide_whatever_a_list_says(listed: bool) -> None:
         ({"weight": "BF16", "weight_scale_inv": "F32"}, "not FP8.*up_proj.weight_scale_inv;"),
         ({"weight": "F8_E5M2", "weight_scale": "F32"}, "not FP8.*weight is float8_e5m2"),
         ({"weight": "F8_E4M3", "weight_scale": "F32"}, r"wrong shape.*\[8\], \[8, 1\]; found"),
-        ({"weight": "F8_E4M3", "weight_scale": "F8_E8M0"}, "wrong dtype.*found: float8_e8m0fnu"),
+        ({"weight": "F8_E4M3", "weight_scale": "F64"}, "wrong dtype.*found: float64"),
+        ({"weight": "F8_E4M3", "weight_scale": "U8"}, "wrong dtype.*found: uint8"),
         ({"weight_scale": "F32"}, "no weight.*up_proj.weight_scale;"),
     ],
 )

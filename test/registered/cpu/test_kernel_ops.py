@@ -58,6 +58,7 @@ SCHEMAS = {
     "topk_softmax_cpu": "(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize, "
     "Tensor? correction_bias=None) -> (Tensor, Tensor)",
     "bmm_cpu": "(Tensor(a!) out, Tensor mat1, Tensor mat2, bool is_vnni, Tensor? scale) -> ()",
+    "concat_columns_cpu": "(Tensor first, Tensor second, Tensor? third=None) -> Tensor",
     "convert_weight_packed": "(Tensor weight) -> Tensor",
     "fp8_per_channel_scaled_mm_cpu": "(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
     "ScalarType out_dtype, bool is_vnni) -> Tensor",

@@ -1,0 +1,53 @@
+"""`quant_method: quark`, as AMD's FP8 checkpoints have it.
+
+Source of the keys: amd-quark (`torch/quantization/config/config.py`, `torch/export`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from srt.configs.quantization_keys import QSCHEME, QUARK, QUARK_DTYPE, SKIP_LISTS
+from srt.errors import UnsupportedConfigError
+from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
+from srt.layers.quantization.skip_list import ModulePatterns, read_names
+from srt.model_loader.config_files import CONFIG_FILE
+from srt.model_loader.json_values import get_object
+
+# Where schemes for some of the layers are, by pattern or by class.
+_LAYERS = ("layer_quant_config", "layer_type_quant_config")
+
+
+@dataclass(frozen=True)
+class QuarkConfig(Fp8CheckpointConfig):
+    """`quant_method: quark` with FP8 weights per tensor or per channel."""
+
+    @classmethod
+    def get_name(cls) -> str:
+        return QUARK
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> QuarkConfig:
+        schemes = {"global_quant_config": get_object(config, "global_quant_config", CONFIG_FILE)}
+        for key in _LAYERS:
+            layers = get_object(config, key, CONFIG_FILE)
+            schemes |= {f"{key} {name}": get_object(layers, name, CONFIG_FILE) for name in layers}
+        for name, scheme in schemes.items():
+            _check_weight(f"Quark {name}", get_object(scheme, "weight", CONFIG_FILE))
+        names = read_names(config, *SKIP_LISTS)
+        return cls(ignored=ModulePatterns.parse(names, regex=True, wildcards=True))
+
+
+def _check_weight(what: str, weight: Mapping[str, Any]) -> None:
+    """Raises unless weights so described run; an empty description leaves them unquantized."""
+    if not weight:
+        return
+    QUARK_DTYPE.read(weight, f"{what}: a weight")
+    QSCHEME.read(weight, f"{what}: a weight")
+    if weight.get("is_dynamic") or weight.get("symmetric") is False:
+        raise UnsupportedConfigError(
+            f"{what}: a weight with is_dynamic {weight.get('is_dynamic')}, symmetric "
+            f"{weight.get('symmetric')} is not supported; expected static, symmetric scales"
+        )

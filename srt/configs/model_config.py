@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from srt.configs.context_length import get_context_length
 from srt.configs.dtypes import DTYPES
 from srt.configs.generation_config import (
     GENERATION_CONFIG_FILE,
@@ -123,7 +124,14 @@ class ModelConfig:
                 f"num_attention_heads {num_heads} is not a multiple of "
                 f"num_key_value_heads {num_kv_heads}"
             )
-        own_length = hf_config.max_position_embeddings
+        own_length = get_context_length(hf_config.to_dict())
+        if own_length is None:
+            raise CheckpointError(
+                f"{CONFIG_FILE} has a bad max_position_embeddings",
+                file=config_file,
+                expected="a positive integer",
+                found=hf_config.max_position_embeddings,
+            )
         if context_length is not None and not 1 <= context_length <= own_length:
             raise UnsupportedConfigError(
                 f"context length {context_length} is not between 1 and the model's {own_length}"

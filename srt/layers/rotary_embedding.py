@@ -91,13 +91,16 @@ class RotaryEmbedding(nn.Module):
         return rotated
 
 
-def get_rope(hf_config: Any, head_dim: int, *, interleaved: bool = False) -> RotaryEmbedding:
+def get_rope(
+    hf_config: Any, head_dim: int, max_position: int | None = None, *, interleaved: bool = False
+) -> RotaryEmbedding:
     """The embedding that a configuration asks for.
 
     Args:
         hf_config: A transformers configuration. Its `rope_parameters` hold `rope_type`,
             `rope_theta` and what that type needs.
         head_dim: Size of a head's rotary part, even after `partial_rotary_factor`.
+        max_position: Positions that there can be; None for `max_position_embeddings`.
         interleaved: Whether pairs are neighbours.
 
     Raises:
@@ -134,7 +137,7 @@ def get_rope(hf_config: Any, head_dim: int, *, interleaved: bool = False) -> Rot
         )
     return RotaryEmbedding(
         inv_freq,
-        hf_config.max_position_embeddings,
+        max_position or hf_config.max_position_embeddings,
         attention_factor=factor,
         interleaved=interleaved,
         query_scaling=scaling,

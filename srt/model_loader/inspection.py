@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from srt.configs.context_length import get_context_length
 from srt.configs.kv_layout import get_kv_layout
+from srt.configs.quantization_keys import SKIP_LISTS
 from srt.configs.text_model import TextModel, get_text_model
 from srt.errors import SrtError
 from srt.layers.quantization import QuantizationConfig, get_quantization_config
@@ -38,14 +40,11 @@ from srt.model_loader.tensor_groups import (
     count_ignored,
     count_modules,
 )
-from srt.model_loader.weight_names import canonical_name, split_tensor_name
+from srt.model_loader.weight_names import canonical_name, is_derived_buffer, split_tensor_name
 from srt.utils.host_memory import read_host_memory
 
 # Missing layers that are listed one by one.
 _LISTED = 20
-# Where configurations list the modules that stay unquantized.
-_SKIP_LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
-
 
 @dataclass(frozen=True)
 class MemoryUse:
@@ -125,8 +124,9 @@ def inspect_model(path: str | Path) -> Inspection:
     ignored = _find_ignored(metas, model)
     used = [meta for meta in metas if meta.name not in ignored]
     memory = _memory_use(model.config, used if checkpoint else None)
-    block_size = quant.weight_block_size if isinstance(quant, Fp8CheckpointConfig) else None
-    modules = count_modules(used, block_size)
+    modules = count_modules(
+        used, quant.block_size if isinstance(quant, Fp8CheckpointConfig) else lambda module: None
+    )
     if checkpoint is not None:
         _check_tensors(metas, model, quant, problems)
     if memory.weights and memory.available is not None and memory.weights > memory.available:
@@ -214,7 +214,7 @@ def _check_tensors(
 
 
 def _listed_unquantized(block: Mapping[str, Any] | None) -> list[str]:
-    lists = [(block or {}).get(key) or [] for key in _SKIP_LISTS]
+    lists = [(block or {}).get(key) or [] for key in SKIP_LISTS]
     return [str(name) for names in lists if isinstance(names, list) for name in names]
 
 
@@ -234,7 +234,7 @@ def _find_ignored(metas: Sequence[TensorMeta], model: TextModel) -> dict[str, st
             reasons[meta.name] = "activations and KV cache stay in 16 bits"
         elif config.get("tie_word_embeddings") and name.startswith("lm_head."):
             reasons[meta.name] = "lm_head is tied to the embeddings"
-        elif name.endswith(".rotary_emb.inv_freq"):
+        elif is_derived_buffer(name):
             reasons[meta.name] = "follows from the configuration"
         elif name.startswith(predicting):
             reasons[meta.name] = "predicts further tokens, for speculative decoding"
@@ -262,7 +262,7 @@ def _count_parameters(used: Iterable[TensorMeta]) -> int:
 
 
 def _memory_use(config: Mapping[str, Any], used: Iterable[TensorMeta] | None) -> MemoryUse:
-    context = _positive(config.get("max_position_embeddings"))
+    context = get_context_length(config)
     try:
         per_token = _positive(get_kv_layout(config).bytes_per_token(2))
     except (KeyError, TypeError, ZeroDivisionError):

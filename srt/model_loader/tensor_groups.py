@@ -6,7 +6,7 @@ Works on headers; imports no Torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from srt.layers.quantization.fp8_checkpoint import (
@@ -88,9 +88,11 @@ def count_ignored(metas: Iterable[TensorMeta], reasons: Mapping[str, str]) -> li
     return [IgnoredGroup(name, n, sizes[name, why], why) for (name, why), n in counts.items()]
 
 
-def count_modules(metas: Iterable[TensorMeta], block: tuple[int, int] | None) -> list[ModuleGroup]:
-    """Modules that have a weight, in the order of their names, layers counted together; `block` is
-    the size of blocks that the configuration gives.
+def count_modules(
+    metas: Iterable[TensorMeta], block_size: Callable[[str], tuple[int, int] | None]
+) -> list[ModuleGroup]:
+    """Modules that have a weight, in the order of their names, layers counted together;
+    `block_size` tells the size of blocks that the configuration gives a module.
     """
     counts: Counter[ModuleGroup] = Counter()
     for module, tensors in sorted(group_modules(metas).items()):
@@ -101,7 +103,7 @@ def count_modules(metas: Iterable[TensorMeta], block: tuple[int, int] | None) ->
         group = ModuleGroup(
             name=_pattern(module),
             count=0,
-            scheme=_weight_scheme(weight, scale, block),
+            scheme=_weight_scheme(weight, scale, block_size(module)),
             dtype=weight.dtype,
             shape=weight.shape,
             scale_shape=scale.shape if scale else None,

@@ -33,6 +33,11 @@ MISTRAL_MODULES: Mapping[str, str] = {
 _MISTRAL_NAME = re.compile(
     rf"(layers\.\d+\.)?({'|'.join(map(re.escape, MISTRAL_MODULES))})(?=\.|$)"
 )
+_DERIVED_BUFFER = re.compile(
+    r"(^|\.)(rotary_emb\.(original_)?(inv_freq|cos_cached|sin_cached|cos_sin_cache)"
+    r"|rope\.freqs|freqs_cis|position_ids"
+    r"|(self_attn|attn|attention)\.(bias|masked_bias|mask|causal_mask))$"
+)
 _DECODER_MODULE = re.compile(r"layers\.\d+\.")
 
 
@@ -52,6 +57,13 @@ def canonical_name(name: str) -> str:
 def is_decoder_module(name: str) -> bool:
     """Whether `name` is that of a module inside a decoder layer, in any spelling."""
     return _DECODER_MODULE.match(canonical_name(name)) is not None
+
+
+def is_derived_buffer(name: str) -> bool:
+    """Whether the tensor of this canonical name is a buffer that older checkpoints hold although it
+    follows from the configuration: frequencies and tables of the rotation, causal masks, positions.
+    """
+    return _DERIVED_BUFFER.search(name) is not None
 
 
 def split_tensor_name(name: str) -> tuple[str, str]:

@@ -26,6 +26,7 @@ from srt.layers.quantized_lm_head import quantize_lm_head
 from srt.layers.rotary_embedding import RotaryEmbedding, get_rope
 from srt.layers.vocab_embedding import LMHead, TiedLMHead, VocabEmbedding
 from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from srt.model_loader.weight_names import is_derived_buffer
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class CausalLM(nn.Module, ABC):
 
     def make_rope(self, config: ModelConfig) -> RotaryEmbedding:
         """The model's rotary embedding."""
-        return get_rope(config.hf_config, config.head_dim)
+        return get_rope(config.hf_config, config.head_dim, config.context_length)
 
     def make_attention(
         self,
@@ -270,9 +271,8 @@ class CausalLM(nn.Module, ABC):
         """Whether a checkpoint may hold the tensor of this canonical name although the model has no
         use for it.
         """
-        # Old checkpoints store the rotation's frequencies, which follow from the configuration.
         return (
-            name.endswith(".rotary_emb.inv_freq")
+            is_derived_buffer(name)
             or (self.tied and name.startswith("lm_head."))
             or name.startswith(tuple(f"{module}." for module in self.skipped_modules))
         )

@@ -117,7 +117,12 @@ class DeepseekV2ForCausalLM(CausalLM):
     def make_rope(self, config: ModelConfig) -> RotaryEmbedding:
         hf_config = config.hf_config
         interleaved = self.is_interleaved(config)
-        rope = get_rope(hf_config, hf_config.qk_rope_head_dim, interleaved=interleaved)
+        rope = get_rope(
+            hf_config,
+            hf_config.qk_rope_head_dim,
+            config.context_length,
+            interleaved=interleaved,
+        )
         if rope.query_scaling is not None:
             raise UnsupportedConfigError(
                 f"llama_4_scaling_beta {rope.query_scaling[0]} is not supported with latent "

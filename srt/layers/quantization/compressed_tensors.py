@@ -62,7 +62,7 @@ class CompressedTensorsConfig(Fp8CheckpointConfig):
         defaults = [block for block, found in blocks.items() if _LINEAR_CLASS in found]
         if len(defaults) > 1:
             raise UnsupportedConfigError(
-                f"compressed-tensors groups that give the class {_LINEAR_CLASS} blocks of different "
+                f"compressed-tensors groups that give {_LINEAR_CLASS} layers blocks of different "
                 f"sizes are not supported; found {' and '.join(map(str, map(list, defaults)))}"
             )
         return cls(

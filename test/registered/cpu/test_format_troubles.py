@@ -89,7 +89,7 @@ TROUBLES: dict[str, tuple[Change, Change, str, str]] = {
     "scale of integers": (
         KEEP,
         lambda scale: torch.ones(scale.shape, dtype=torch.int32),
-        "wrong dtype.*expected: bfloat16 or float16 or float32; found: int32",
+        "wrong dtype.*expected: bfloat16 or float16 or float32 or .*; found: int32",
         "scale",
     ),
     "weight of another shape": (
@@ -162,7 +162,7 @@ def assert_cli_error(path: Path, message: str, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_shard_without_its_sisters(kind: str, tmp_path: Path, weights: Tensors) -> None:
-    """A merged layer of which one shard is absent, and one of which another is not FP8."""
+    """A merged layer of which one shard is absent."""
     write_fp8_checkpoint(FORMATS[kind], tmp_path, TINY_CONFIG, weights)
 
     def lose(tensors: Tensors) -> None:
@@ -171,9 +171,6 @@ def test_a_shard_without_its_sisters(kind: str, tmp_path: Path, weights: Tensors
 
     rewrite(tmp_path, lose)
     with pytest.raises(CheckpointError, match=r"no tensor.*layers.0.self_attn.k_proj.weight"):
-        load_model(ModelConfig.from_pretrained(tmp_path), progress=False)
-    write_fp8_checkpoint(FORMATS[kind], tmp_path, TINY_CONFIG, weights, skip=[f"model.{UP}"])
-    with pytest.raises(UnsupportedConfigError, match=r"gate_proj FP8, .*up_proj unquantized"):
         load_model(ModelConfig.from_pretrained(tmp_path), progress=False)
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+# Far above real ones.
+LONGEST_CONTEXT = 1 << 31
 _LENGTH = "max_position_embeddings"
 _ORIGINAL_LENGTH = "original_max_position_embeddings"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from srt.configs.context_length import get_context_length
+from srt.configs.context_length import LONGEST_CONTEXT, get_context_length
 from srt.configs.dtypes import DTYPES
 from srt.configs.generation_config import (
     GENERATION_CONFIG_FILE,
@@ -131,6 +131,13 @@ class ModelConfig:
                 file=config_file,
                 expected="a positive integer",
                 found=hf_config.max_position_embeddings,
+            )
+        if own_length > LONGEST_CONTEXT:
+            raise CheckpointError(
+                f"{CONFIG_FILE} stretches the rotation to a context that is not believed",
+                file=config_file,
+                expected=f"at most {LONGEST_CONTEXT} tokens",
+                found=own_length if own_length < 10**20 else "a number of more than 20 digits",
             )
         if context_length is not None and not 1 <= context_length <= own_length:
             raise UnsupportedConfigError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from srt.configs.context_length import LONGEST_CONTEXT
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.model_loader.config_files import get_architecture
 from srt.model_loader.json_values import get_object
@@ -45,7 +46,7 @@ _LARGEST: Mapping[str, int] = {
     "num_key_value_heads": 1 << 16,
     "head_dim": 1 << 16,
     "vocab_size": 1 << 28,
-    "max_position_embeddings": 1 << 31,
+    "max_position_embeddings": LONGEST_CONTEXT,
     "q_lora_rank": 1 << 24,
     "kv_lora_rank": 1 << 24,
     "qk_nope_head_dim": 1 << 16,

@@ -46,6 +46,7 @@ from srt.utils.host_memory import read_host_memory
 # Missing layers that are listed one by one.
 _LISTED = 20
 
+
 @dataclass(frozen=True)
 class MemoryUse:
     """Bytes that running takes; None where the files do not tell.

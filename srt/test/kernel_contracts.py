@@ -42,6 +42,7 @@ _FAMILIES: list[tuple[Good, Allowed, tuple[torch.dtype, ...], tuple[str, ...]]] 
             "add_rmsnorm_cpu",
             "packed_embedding_cpu",
             "silu_and_mul_cpu",
+            "concat_columns_cpu",
             "topk_softmax_cpu",
         ),
     ),

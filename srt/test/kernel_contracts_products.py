@@ -122,6 +122,8 @@ def row_arguments(op: str, dtype: torch.dtype, out_dtype: torch.dtype) -> Argume
             "is_vnni": True,
             "out_dtype": out_dtype,
         }
+    if op == "concat_columns_cpu":
+        return {"first": x, "second": ones(M, N, dtype=dtype), "third": ones(M, 1, dtype=dtype)}
     if op == "silu_and_mul_cpu":
         return {"input": x, "out_dtype": out_dtype}
     if op == "topk_softmax_cpu":
@@ -163,6 +165,14 @@ def rows_are_allowed(op: str, arguments: Arguments) -> bool:
             and hidden.shape[0] == gates.shape[0]
             and 1 <= arguments["topk"] <= gates.shape[1]
             and (bias is None or is_vector(bias, FLOATS, gates.shape[1]))
+        )
+    if op == "concat_columns_cpu":
+        first, *others = (arguments[name] for name in ("first", "second", "third"))
+        return is_dense(first, FLOATS, 2) and all(
+            is_dense(part, (first.dtype,), 2)
+            and rows_are_dense(part)
+            and part.shape[0] == first.shape[0]
+            for part in (first, *([others[0]] if others[1] is None else others))
         )
     x = arguments["input"]
     if not (is_dense(x, FLOATS) and x.dim() >= 1 and rows_are_dense(x)):

@@ -129,6 +129,40 @@ def gates(draw: st.DrawFn) -> GateCall:
 
 
 @dataclass(frozen=True)
+class ConcatCall:
+    """Columns side by side."""
+
+    rows: int
+    columns: tuple[int, ...]
+    dtype: torch.dtype
+    margin: tuple[int, int]
+    transposed: bool
+    seed: int
+
+    def check(self, tier: str) -> None:
+        torch.manual_seed(self.seed)
+        parts = []
+        for n in self.columns:
+            _, part = rows_in_nan((self.rows, n), self.dtype, self.margin, self.transposed)
+            parts.append(part.copy_(torch.randn(self.rows, n)))
+        got = sgl_kernel.concat_columns_cpu(*parts)
+        assert torch.equal(got, torch.cat(parts, 1)) and got.is_contiguous(), tier
+
+
+@st.composite
+def concats(draw: st.DrawFn) -> ConcatCall:
+    """Calls of concat_columns_cpu."""
+    return ConcatCall(
+        rows=draw(st.integers(0, 40)),
+        columns=tuple(draw(st.lists(sizes(0, 300), min_size=2, max_size=3))),
+        dtype=draw(st.sampled_from(FLOATS)),
+        margin=draw(margins()),
+        transposed=draw(st.booleans()),
+        seed=draw(SEEDS),
+    )
+
+
+@dataclass(frozen=True)
 class RouterCall:
     """The router of a mixture of experts."""
 
@@ -224,6 +258,7 @@ def tables(draw: st.DrawFn) -> TableCall:
 ROWS: Family = {
     **{op: norms(op) for op in (NORM, ADD_NORM, FUSED_ADD_NORM)},
     "silu_and_mul_cpu": gates(),
+    "concat_columns_cpu": concats(),
     "topk_softmax_cpu": routers(),
     "packed_embedding_cpu": tables(),
 }

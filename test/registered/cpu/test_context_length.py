@@ -18,7 +18,8 @@ from srt.test.tiny_models import Session, reference_log_probs
 
 register_cpu_ci(est_time=6, suite="per-commit")
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+ORIGINAL = {"original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "factor": 4.0} | ORIGINAL
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 
 # max_position_embeddings, rotation, context.
@@ -28,15 +29,11 @@ CASES: dict[str, tuple[int, dict[str, Any] | None, int]] = {
     "YaRN, length after": (256, YARN, 256),
     "YaRN, length between, as Qwen3": (80, YARN, 256),
     "YaRN, a longer length": (300, YARN, 300),
-    "YaRN in the old spelling": (
-        64,
-        {"type": "yarn", "factor": 2, **{k: v for k, v in YARN.items() if k[0] == "o"}},
-        128,
-    ),
+    "YaRN in the old spelling": (64, {"type": "yarn", "factor": 2} | ORIGINAL, 128),
     "YaRN without the original": (64, {"rope_type": "yarn", "factor": 4.0}, 256),
     "YaRN, an odd factor": (100, YARN | {"factor": 1.7}, 108),
     "linear": (64, LINEAR, 256),
-    "linear with the original": (256, LINEAR | {"original_max_position_embeddings": 64}, 256),
+    "linear with the original": (256, LINEAR | ORIGINAL, 256),
     "llama3": (256, YARN | {"rope_type": "llama3"}, 256),
     "dynamic": (64, {"rope_type": "dynamic", "factor": 4.0}, 64),
     "default": (64, {"rope_type": "default", "factor": 4.0}, 64),
@@ -55,6 +52,15 @@ def test_context_length(case: str, key: str) -> None:
 @pytest.mark.parametrize("length", [None, 0, True, "64", 6.5])
 def test_no_length(length: object) -> None:
     assert get_context_length({"max_position_embeddings": length, "rope_scaling": YARN}) is None
+
+
+@pytest.mark.parametrize("factor", [1e300, 1e9])
+def test_a_context_that_nobody_means(factor: float, tmp_path: Path) -> None:
+    rope = YARN | {"factor": factor}
+    config = TINY_CONFIG | {"max_position_embeddings": 64, "rope_scaling": rope}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"context.*expected: at most 2147483648 tokens"):
+        ModelConfig.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("rope", [YARN, LINEAR])

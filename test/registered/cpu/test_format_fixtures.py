@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from srt.configs.dtypes import DTYPE_CHOICES
 from srt.entrypoints.cli import main
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_models import Session, reference_log_probs
@@ -85,7 +84,7 @@ def test_every_tool_has_its_fixtures() -> None:
 def test_logits(name: str) -> None:
     expected, count = reference(DATA / name)
     assert count >= 7  # else this compares unquantized models
-    for dtype in DTYPE_CHOICES[1:]:
+    for dtype in TOLERANCES:
         session = Session(DATA / name, dtype)
         found = [session.prefill(TOKENS[:PROMPT_LEN])]
         found += [session.decode(token) for token in TOKENS[PROMPT_LEN:]]

@@ -2,6 +2,7 @@
 a layer of its own.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,18 @@ from torch import Tensor
 from srt.configs.model_config import ModelConfig
 from srt.layers.linear import Linear, LinearBase
 from srt.layers.quantization.mixed_linear import MixedLinearMethod
+from srt.model_loader.checkpoint import Checkpoint
 from srt.model_loader.loader import load_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, quantize, write_fp8_checkpoint
 from srt.test.model_cases import TOKENS, TOLERANCES, ModelCase, largest_difference
 from srt.test.tiny_llama import TINY_CONFIG
+from srt.test.tiny_llama import make_tensors as make_llama
 from srt.test.tiny_models import ARCHITECTURES, make_tensors, reference_log_probs
 
 register_cpu_ci(est_time=20, suite="per-commit")
 
+FILE = "model.safetensors"
 QKV = ("q_proj", "k_proj", "v_proj")
 BLOCK = FORMATS["deepseek-small-blocks"]
 # How a shard is stored: none is bfloat16. All are called alike, as in one file.
@@ -44,13 +48,13 @@ CASES = {
 
 
 def write_mixed(
-    path: Path, config: dict[str, Any], weights: dict[str, Tensor], kinds: dict[str, str]
+    path: Path, config: Mapping[str, Any], weights: dict[str, Tensor], kinds: dict[str, str]
 ) -> dict[str, Tensor]:
     """A checkpoint with blocks, whose modules of these last names are of other kinds; returns the
     float32 weights that it stands for.
     """
     expected = write_fp8_checkpoint(BLOCK, path, config, weights)
-    tensors = load_file(path / "model.safetensors")
+    tensors = load_file(path / FILE)
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
         kind = kinds.get(module.rpartition(".")[2])
@@ -66,9 +70,6 @@ def write_mixed(
         tensors[name], tensors[f"{module}.{BLOCK.scale_name}"] = codes, scale
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / FILE)
     return expected
-
-
-FILE = "model.safetensors"
 
 
 def kinds_of(case: str) -> dict[str, str]:
@@ -105,8 +106,6 @@ def load_alone(
     tensors: dict[str, Tensor], name: str, size: int, config: ModelConfig, path: Path
 ) -> Linear:
     """The module of this name as a layer that is not merged."""
-    from srt.model_loader.checkpoint import Checkpoint
-
     assert config.quant_config is not None
     with Checkpoint.open(path) as checkpoint:
         quant = config.quant_config.adapt_to(checkpoint)
@@ -132,11 +131,8 @@ def test_models(case: str, dtype: str, tmp_path: Path) -> None:
 
 
 def test_the_packed_cache_restores_the_parts(tmp_path: Path) -> None:
-    from srt.test.tiny_llama import make_tensors as make_llama
-
-    write_mixed(
-        tmp_path / "model", TINY_CONFIG, make_llama(TINY_CONFIG), kinds_of("plain between kinds")
-    )
+    kinds = kinds_of("plain between kinds")
+    write_mixed(tmp_path / "model", TINY_CONFIG, make_llama(TINY_CONFIG), kinds)
     config = ModelConfig.from_pretrained(tmp_path / "model", dtype="float16")
     first = load_model(config, progress=False, packed_cache=tmp_path / "cache")
     second = load_model(config, progress=False, packed_cache=tmp_path / "cache")
@@ -150,8 +146,6 @@ def test_the_packed_cache_restores_the_parts(tmp_path: Path) -> None:
 
 
 def test_layers_of_one_kind_are_one_product(tmp_path: Path) -> None:
-    from srt.test.tiny_llama import make_tensors as make_llama
-
     weights = make_llama(TINY_CONFIG)
     for name, fmt in FORMATS.items():
         path = tmp_path / name

@@ -1,4 +1,4 @@
-"""Every spelling that writers emit is accepted, in any case; what does not run is refused by name."""
+"""Every spelling that writers emit is accepted, in any case; what does not run is named."""
 
 from pathlib import Path
 from typing import Any
@@ -145,8 +145,8 @@ def test_quark() -> None:
 @pytest.mark.parametrize("activations", [*spellings(keys.MISTRAL_ACTIVATION_SCHEME), None])
 def test_mistrals_own_form(weights: str, activations: str | None) -> None:
     sizes = {"dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "head_dim": 4}
-    params = sizes | {"hidden_dim": 8, "vocab_size": 8}
-    params |= {"quantization": {"qformat_weight": weights, "qscheme_act": activations}}
+    quantization = {"qformat_weight": weights, "qscheme_act": activations}
+    params = {**sizes, "hidden_dim": 8, "vocab_size": 8, "quantization": quantization}
     config = to_hf_config(params, Path("params.json"))
     assert type(get_quantization_config(config)) is Fp8Config
 

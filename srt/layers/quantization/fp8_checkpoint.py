@@ -192,6 +192,14 @@ class Fp8CheckpointConfig(QuantizationConfig):
             CheckpointError: Weight and scale contradict each other.
         """
         weight, scale = tensors.get("weight"), find_scale(tensors)
+        if weight is not None and weight.dtype == FP8_DTYPE and _is_embedding(module):
+            raise CheckpointError(
+                "an embedding table in FP8 is not supported",
+                file=weight.file,
+                tensor=weight.name,
+                expected="bfloat16, float16 or float32",
+                found=DTYPES[weight.dtype][0],
+            )
         if weight is None:
             if scale is not None:
                 raise CheckpointError(
@@ -313,6 +321,11 @@ class Fp8CheckpointConfig(QuantizationConfig):
         if name in UNUSED_SCALE_NAMES:
             return None
         return "weight_scale" if name in WEIGHT_SCALE_NAMES else name
+
+
+def _is_embedding(module: str) -> bool:
+    """Whether the module is the language model's token table."""
+    return canonical_name(module) == "embed_tokens"
 
 
 def is_scale_per_shard(scale: TensorMeta) -> bool:

@@ -205,3 +205,13 @@ def test_exponents_of_two_are_exact(stored: torch.dtype) -> None:
     parameter.load(codes.view(stored), meta, None)
     expected = torch.pow(2.0, codes.double() - 127)
     assert torch.equal(parameter.data.flatten().double(), expected)
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens", "language_model.model.embed_tokens"])
+def test_an_embedding_in_fp8_is_named(name: str) -> None:
+    """transformers' `modules_to_convert`, compressed-tensors' class `Embedding`."""
+    file = Path("model.safetensors")
+    table = TensorMeta(f"{name}.weight", "F8_E4M3", (8, 4), file, 32)
+    scale = TensorMeta(f"{name}.weight_scale", "F32", (8, 1), file, 32)
+    with pytest.raises(CheckpointError, match=rf"embedding table in FP8.*{name}.weight;"):
+        read("fp8", modules_to_convert=[name]).adapt_to([table, scale])

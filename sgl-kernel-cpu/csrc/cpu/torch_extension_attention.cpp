@@ -69,7 +69,7 @@ struct Options {
 
 AttentionArgs cache_args(const Checker& check, const Tensor& k_cache, const Tensor& v_cache,
                          const char* k_name, const char* v_name, int64_t num_heads,
-                         const Options& options) {
+                         const char* heads_argument, const Options& options) {
   check_cache(check, k_cache, k_name);
   check_cache(check, v_cache, v_name);
   check.positive(k_cache, k_name, 1, "heads");
@@ -80,7 +80,8 @@ AttentionArgs cache_args(const Checker& check, const Tensor& k_cache, const Tens
   args.head_dim = k_cache.size(2);
   args.v_head_dim = v_cache.size(2);
   if (num_heads < 1 || num_heads % args.num_kv_heads != 0) {
-    check.fail("num_heads", "a multiple of the cache's heads, " + std::to_string(args.num_kv_heads),
+    check.fail(heads_argument,
+               "heads that are a multiple of the cache's, " + std::to_string(args.num_kv_heads),
                num_heads);
   }
   set_cache_side(check, k_cache, k_name, args.num_kv_heads, options.k_scale, "k_scale", &args.k);
@@ -295,7 +296,7 @@ void decode_attention_cpu(const Tensor& query, Tensor k_cache, Tensor v_cache, T
   const Options options{sm_scale, logit_cap, sliding_window, sinks, k_scale, v_scale};
   const auto step = std::make_shared<DecodeStep>(check);
   AttentionArgs& args = step->args;
-  args = cache_args(check, k_cache, v_cache, "k_cache", "v_cache", query.size(1), options);
+  args = cache_args(check, k_cache, v_cache, "k_cache", "v_cache", query.size(1), "query", options);
   set_queries(check, query, "query", output, "output", &args);
   set_decode_batch(requests, &step->batch);
   set_requests(check, req_to_token, req_pool_indices, seq_lens, requests, k_cache.size(0),
@@ -334,8 +335,8 @@ void extend_attention_cpu(const Tensor& q_extend, const std::optional<Tensor>& k
   check.rank(q_extend, "q_extend", 3, "[T, heads, head_dim]");
   const int64_t tokens = q_extend.size(0);
   const Options options{sm_scale, logit_cap, sliding_window, sinks, k_scale, v_scale};
-  AttentionArgs args =
-      cache_args(check, k_buffer, v_buffer, "k_buffer", "v_buffer", q_extend.size(1), options);
+  AttentionArgs args = cache_args(check, k_buffer, v_buffer, "k_buffer", "v_buffer",
+                                  q_extend.size(1), "q_extend", options);
   set_queries(check, q_extend, "q_extend", o_extend, "o_extend", &args);
   if (k_extend.has_value() != v_extend.has_value()) {
     check.fail("k_extend, v_extend", "both or none", "one of them");
@@ -378,7 +379,7 @@ Tensor fused_qkv_attention_cpu(Tensor qkv, const Tensor& positions, const Tensor
   const Options options{sm_scale, logit_cap, sliding_window, sinks, k_scale, v_scale};
   const auto step = std::make_shared<DecodeStep>(check);
   AttentionArgs& args = step->args;
-  args = cache_args(check, k_cache, v_cache, "k_cache", "v_cache", num_heads, options);
+  args = cache_args(check, k_cache, v_cache, "k_cache", "v_cache", num_heads, "num_heads", options);
 
   Batch& batch = step->batch;
   bool decodes = true;

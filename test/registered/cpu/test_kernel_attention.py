@@ -386,7 +386,10 @@ def decode_call(**changes: object) -> None:
         ),
         ({"req_to_token": torch.full((3, 20), -1)}, "req_to_token: .*got -1"),
         ({"req_to_token": torch.zeros(3, 20)}, "req_to_token: expected dtype"),
-        ({"query": torch.zeros(2, 3, 8)}, "num_heads: expected a multiple of the cache's heads, 2"),
+        (
+            {"query": torch.zeros(2, 3, 8)},
+            "query: expected heads that are a multiple of the cache's, 2",
+        ),
         ({"query": torch.zeros(2, 4, 7)}, "query: expected size 8"),
         ({"output": torch.zeros(2, 4, 7)}, "output: expected size 8"),
         ({"output": torch.zeros(1, 4, 8).expand(2, 4, 8)}, "output: expected rows that do not"),

@@ -21,7 +21,7 @@ from srt.test.kernel_fuzz_heads import HEADS
 from srt.test.kernel_fuzz_products import PRODUCTS
 from srt.test.kernel_fuzz_rows import ROWS
 
-register_cpu_ci(est_time=60, suite="per-commit")
+register_cpu_ci(est_time=20, suite="per-commit")
 
 TIERS: list[str] = sgl_kernel.cpu_info()["tiers_available"]
 FAMILIES: dict[str, Family] = {

@@ -21,7 +21,7 @@ from srt.test.kernel_contract_checks import INDICES, Arguments, ones
 from srt.test.kernel_contracts import CONTRACTS, FAMILY_OPS, good_arguments, is_allowed
 from srt.test.kernel_fuzz import BF16, E4M3, F16, F32, fuzz
 
-register_cpu_ci(est_time=45, suite="per-commit")
+register_cpu_ci(est_time=20, suite="per-commit")
 
 FAMILIES = dict(zip(("products", "rows", "heads", "attention"), FAMILY_OPS, strict=True))
 DTYPES = (

@@ -12,7 +12,7 @@ from srt.test.ci_register import register_cpu_ci
 from srt.test.kernel_calls import all_ops
 from srt.test.kernel_references import U, cos_sin, reference_rmsnorm, reference_rope, rows_as_given
 
-register_cpu_ci(est_time=15, suite="per-commit")
+register_cpu_ci(est_time=10, suite="per-commit")
 
 F32, BF16, F16, E4M3 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
 TIERS: list[str] = sgl_kernel.cpu_info()["tiers_available"]

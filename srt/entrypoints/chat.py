@@ -2,12 +2,12 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from pathlib import Path
 
-from srt.entrypoints.options import (
-    add_engine_options,
-    make_engine,
-)
+from srt.entrypoints.chat_input import KEYS, LineReader, is_terminal
+from srt.entrypoints.conversation import COMMANDS, Conversation, parse_command, unescape
+from srt.entrypoints.options import add_engine_options, make_engine
 from srt.entrypoints.sampling_options import (
     add_sampling_options,
     add_template_option,
@@ -17,19 +17,14 @@ from srt.entrypoints.sampling_options import (
 from srt.errors import RequestError
 from srt.utils.text_streams import read_argument
 
-if TYPE_CHECKING:
-    from srt.entrypoints.engine import Engine
-    from srt.sampling.sampling_params import SamplingParams
-
-_HELP = "/reset starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops an answer"
-
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the command."""
     parser = subparsers.add_parser(
         "chat",
         help="talk to a model",
-        description=f"A conversation, one message a line from stdin. {_HELP}.",
+        description="A conversation in the terminal, or with the lines of stdin as messages. "
+        f"Commands: {', '.join(COMMANDS)}. {KEYS}.",
     )
     add_engine_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message of every conversation")
@@ -42,79 +37,89 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     params = make_sampling_params(args)
     template_kwargs = read_template_kwargs(args)
+    system = None if args.system is None else read_argument("--system", args.system)
+    interactive = is_terminal()
+    if interactive and not args.quiet:
+        _say(f"loading {args.model} ...")
     with make_engine(args, max_running_requests=1, template_needed_by="srt chat") as engine:
-        interactive = sys.stdin.isatty()
-        if interactive and not args.quiet:
-            print(f"{_HELP}.", file=sys.stderr)
-        beginning = []
-        if args.system is not None:
-            system = read_argument("--system", args.system)
-            beginning = [{"role": "system", "content": system}]
-        conversation = list(beginning)
+        if interactive:
+            from srt.entrypoints.chat_input import TerminalReader, history_file
+
+            reader: LineReader | TerminalReader = TerminalReader(history_file())
+            if not args.quiet:
+                _say("/help shows commands and keys, Ctrl-D ends.")
+        else:
+            reader = LineReader()
+        conversation = Conversation(engine, params, template_kwargs, system)
         while True:
-            text = _read_message(interactive)
-            if text is None or text == "/exit":
-                return 0
-            if text == "/reset":
-                conversation = list(beginning)
-            elif text.startswith("/"):
-                print(f"unknown command {text.split()[0]}; {_HELP}", file=sys.stderr)
-            elif text:
-                conversation.append({"role": "user", "content": text})
-                _answer(engine, conversation, params, template_kwargs, interactive)
+            try:
+                text = reader.read()
+                if text is None or text == "/exit":
+                    return 0
+                if text:
+                    _take(conversation, text, interactive)
+            except KeyboardInterrupt:
+                if not interactive:
+                    raise
+                args.signals.handled()
 
 
-def _read_message(interactive: bool) -> str | None:
-    """The next line, stripped; None at the end of the input. Ctrl-C drops a line that is being
-    typed.
-    """
-    while True:
-        try:
-            if interactive:
-                return input("> ").strip()
-            line = sys.stdin.readline()
-            return line.strip() if line else None
-        except EOFError:
-            print()
-            return None
-        except KeyboardInterrupt:
-            if not interactive:
-                raise
-            print()
-
-
-def _answer(
-    engine: "Engine",
-    conversation: list[dict[str, str]],
-    params: "SamplingParams",
-    template_kwargs: dict[str, Any] | None,
-    interactive: bool,
-) -> None:
-    """Writes the answer as it comes and adds it, or what Ctrl-C left of it, to the conversation."""
-    text = ""
+def _take(conversation: Conversation, text: str, interactive: bool) -> None:
+    """Runs a command, or answers a message."""
+    command = parse_command(text)
     try:
-        chunks = engine.generate(
-            messages=conversation,
-            sampling_params=params,
-            chat_template_kwargs=template_kwargs,
-            stream=True,
-        )
+        if command is not None:
+            _run_command(conversation, *command)
+        else:
+            _answer(conversation, unescape(text))
     except RequestError as error:
-        if not interactive:
+        if not interactive and command is None:
             raise
-        # The conversation has outgrown the context: the last message is dropped, the user may
-        # /reset.
-        conversation.pop()
-        print(f"srt: error: {error}", file=sys.stderr)
-        return
+        # The conversation has outgrown the context, say: a person may /reset it.
+        _say(f"srt: error: {error}")
+
+
+def _answer(conversation: Conversation, text: str) -> None:
+    """Writes the answer as it comes."""
+    written = False
     try:
-        for chunk in chunks:
-            text += chunk.text
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        if not interactive:
-            raise
-        chunks.close()
-    print(flush=True)
-    conversation.append({"role": "assistant", "content": text})
+        with closing(conversation.answer(text)) as pieces:
+            for piece in pieces:
+                written = True
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    finally:
+        if written:
+            print(flush=True)
+
+
+def _run_command(conversation: Conversation, command: str, argument: str) -> None:
+    if command not in COMMANDS:
+        raise RequestError(
+            f"unknown command {command}; /help lists them, and //{command[1:]} sends it as a "
+            "message"
+        )
+    if command == "/save" and not argument:
+        raise RequestError("/save: expected the name of a file")
+    if argument and command not in ("/save", "/system"):
+        raise RequestError(f"{command} takes no argument; found {argument!r}")
+    if command == "/help":
+        for name, text in COMMANDS.items():
+            _say(f"{name:8} {text}")
+        _say(f"A message that begins with / is written with //, unless a path follows.\n{KEYS}.")
+    elif command == "/reset":
+        conversation.turns = []
+    elif command == "/stats":
+        _say(conversation.stats())
+    elif command == "/save":
+        conversation.save(Path(argument).expanduser())
+        _say(f"saved {len(conversation.messages)} messages to {argument}")
+    elif argument:
+        conversation.system = argument
+    else:
+        _say(conversation.system or "no system message")
+
+
+def _say(text: str) -> None:
+    """Writes to stderr what is no answer."""
+    print(text, file=sys.stderr)

@@ -56,6 +56,7 @@ def test_arguments_begin_as_sglangs(op: str) -> None:
 def test_the_other_ops_are_known_to_be_ours() -> None:
     ours = {
         "add_rmsnorm_cpu",
+        "concat_columns_cpu",
         "fp8_per_channel_scaled_mm_cpu",
         "fp8_per_tensor_scaled_mm_cpu",
         "fused_qk_norm_rope_store_cpu",

@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 # Keys of a configuration that no text model here computes with: code, and the labels of
 # classifiers, of which transformers builds as many as `num_labels` says.
 _UNUSED_KEYS = ("auto_map", "id2label", "label2id", "num_labels", "problem_type")
+# Times that normalizing or decoding may make a text longer; real tokenizers write one character for
+# a space.
+_MAX_GROWTH = 10_000.0
+_GROWING = {"ByteLevel": 2.0, "BertNormalizer": 3.0}
 # All of Mistral's own tokenizers begin with these tokens.
 _TEKKEN_BOS, _TEKKEN_EOS = "<s>", "</s>"
 
@@ -123,8 +127,35 @@ def _load_staged(directory: Path, staged: Path, settings: Mapping[str, Any]) -> 
         # A class of transformers may be had that is none for text.
         if not callable(getattr(tokenizer, "encode", None)):
             raise TypeError(f"{type(tokenizer).__name__} is no tokenizer")
+        _check_growth(tokenizer)
         tokenizer.encode("")
     return tokenizer
+
+
+def _check_growth(tokenizer: Any) -> None:
+    """Raises ValueError where steps of the normalizer or decoder, each of which may replace a text
+    by a longer one, multiply: forty doublings of a character are a terabyte.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    for name in ("normalizer", "decoder"):
+        part = getattr(backend, name, None)
+        if part is None:
+            continue
+        growth = 1.0
+        for step in _steps(json.loads(part.__getstate__())):
+            added = step.get("content") or step.get("prepend") or ""
+            pattern = step.get("pattern")
+            replaced = pattern.get("String") if isinstance(pattern, dict) else None
+            grows = len(added) / max(1, len(replaced or ""))
+            growth *= max(_GROWING.get(step.get("type", ""), 1.0), grows)
+        if growth > _MAX_GROWTH:
+            raise ValueError(f"its {name} makes a text {growth:.0e} times as long")
+
+
+def _steps(part: Any) -> list[dict[str, Any]]:
+    """The steps of a normalizer or decoder, those of sequences one after another."""
+    inner = part.get("normalizers", part.get("decoders"))
+    return [part] if inner is None else [step for p in inner for step in _steps(p)]
 
 
 def _rewrite_class(staged: Path, settings: Mapping[str, Any], name: str) -> None:

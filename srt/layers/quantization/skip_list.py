@@ -6,16 +6,21 @@ that of the tensors. Both sides are compared by their canonical names.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from srt.errors import UnsupportedConfigError
 from srt.model_loader.weight_names import canonical_name
 
+if TYPE_CHECKING:
+    import regex
+
 _REGEX_PREFIX = "re:"
+# An expression comes with the checkpoint; matching some takes for ever. Python's own module cannot
+# be told when to stop.
+_MATCH_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class ModulePatterns:
     """
 
     names: tuple[str, ...] = ()
-    patterns: tuple[re.Pattern[str], ...] = ()
+    patterns: tuple[regex.Pattern[str], ...] = ()
 
     @classmethod
     def parse(
@@ -49,7 +54,7 @@ class ModulePatterns:
             elif wildcards and any(c in entry for c in "*?["):
                 # Without its wrapper's prefix it matches canonical names, with it the others.
                 for glob in {entry, canonical_name(entry)}:
-                    patterns.append(re.compile(translate(glob)))
+                    patterns.append(_compile(translate(glob)))
             else:
                 names.append(canonical_name(entry.removesuffix(".weight")))
         return cls(tuple(names), tuple(patterns))
@@ -73,7 +78,7 @@ class ModulePatterns:
                 f"model.language_model.{name}",
             )
         )
-        return any(p.match(spelling) for p in self.patterns for spelling in spellings)
+        return any(_matches(p, spelling) for p in self.patterns for spelling in spellings)
 
 
 NO_MODULES = ModulePatterns()
@@ -96,10 +101,22 @@ def read_names(config: Mapping[str, Any], *keys: str) -> list[str]:
     return result
 
 
-def _compile(expression: str) -> re.Pattern[str]:
+def _matches(pattern: regex.Pattern[str], name: str) -> bool:
     try:
-        return re.compile(expression)
-    except re.error as error:
+        return pattern.match(name, timeout=_MATCH_SECONDS) is not None
+    except TimeoutError:
+        raise UnsupportedConfigError(
+            f"{_REGEX_PREFIX}{pattern.pattern[:200]} in quantization_config: matching {name} takes "
+            f"more than {_MATCH_SECONDS:.0f} seconds"
+        ) from None
+
+
+def _compile(expression: str) -> regex.Pattern[str]:
+    import regex  # few checkpoints need it
+
+    try:
+        return regex.compile(expression)
+    except (regex.error, OverflowError, RecursionError) as error:
         raise UnsupportedConfigError(
             f"{_REGEX_PREFIX}{expression} in quantization_config is no regular expression: {error}"
         ) from error

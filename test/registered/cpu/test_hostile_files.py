@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 
 from srt.configs.model_config import ModelConfig
 from srt.entrypoints.cli import main
-from srt.errors import CheckpointError, SrtError
+from srt.errors import CheckpointError, SrtError, UnsupportedConfigError
+from srt.layers.quantization.skip_list import ModulePatterns
 from srt.managers.tokenizer import load_tokenizer
 from srt.model_loader import files
 from srt.model_loader.checkpoint import Checkpoint
@@ -401,6 +402,45 @@ def test_a_lock_keeps_what_it_holds(packed: tuple[Path, Path, Path]) -> None:
     (entry / "manifest.json").write_text("damaged")
     pack(path, cache)
     assert lock.read_text() == "somebody's notes"
+
+
+# ---- programs in other languages ----
+
+
+@pytest.mark.parametrize("expression", ["re:(a|a)*$", "re:(.|o)*z", r"re:(\w+.?)+!"])
+def test_expressions_that_match_for_ever(expression: str, tmp_path: Path) -> None:
+    block = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    weights = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    group = {"targets": ["Linear"], "weights": weights}
+    quantization = {**block, "config_groups": {"group_0": group}, "ignore": [expression]}
+    tensors = quantize(make_tensors(TINY_CONFIG))
+    write_checkpoint(tmp_path, TINY_CONFIG, tensors, quantization)
+    started = time.monotonic()
+    with contextlib.suppress(UnsupportedConfigError):
+        load_model(ModelConfig.from_pretrained(tmp_path), progress=False)
+    assert time.monotonic() - started < 15
+
+
+def test_an_expression_that_is_given_up(tmp_path: Path) -> None:
+    patterns = ModulePatterns.parse(["re:(a|a)*$"], regex=True)
+    with pytest.raises(UnsupportedConfigError, match="takes more than 1 seconds"):
+        patterns.matches("a" * 60 + "b")
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+def test_a_tokenizer_that_doubles_texts(part: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    for steps, fits in ((3, True), (40, False)):
+        content[part] = {"type": "Sequence", f"{part}s": [step] * steps}
+        file.write_text(json.dumps(content))
+        if fits:
+            assert load_tokenizer(tmp_path) is not None
+        else:
+            with pytest.raises(CheckpointError, match=f"its {part} makes a text 1e"):
+                load_tokenizer(tmp_path)
 
 
 def test_a_header_beyond_every_limit(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,17 +14,26 @@ if TYPE_CHECKING:
     from srt.model_loader.inspection import Inspection
 
 
+STATUS_DOES_NOT_RUN = 1
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command to the command line."""
     parser = subparsers.add_parser(
         "inspect",
         help="show what is in a checkpoint and whether it runs here",
-        description="Reads configuration and file headers of the checkpoint directory MODEL, with "
-        "or without weights, and tells its architecture, quantization scheme, dtypes, modules, "
-        "what is not used, the memory it takes, and whether it runs on this machine. Loads no "
-        "weights and needs no network.",
+        description="Reads configuration, tokenizer and file headers of MODEL, with or without "
+        "weights, and tells its architecture, quantization scheme, dtypes, modules, what is not "
+        "used, the memory it takes, and whether it runs on this machine. Of a model on the Hub it "
+        "downloads the small files and reads the headers of the weights. Status 0: it runs; 1: it "
+        "does not, for the reasons printed; 2: it cannot be read.",
     )
-    parser.add_argument("model", metavar="MODEL", type=Path, help="checkpoint directory")
+    parser.add_argument(
+        "model", metavar="MODEL", help="checkpoint directory, or org/name[@revision] on the Hub"
+    )
+    parser.add_argument(
+        "--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(func=run)
 
@@ -34,20 +42,19 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
     from srt.model_loader.inspection import inspect_model
 
-    inspection = inspect_model(args.model)
+    inspection = inspect_model(args.model, args.revision)
     if args.json:
         print(json.dumps(to_json(inspection), indent=2))
     else:
         _show(inspection)
-    return 0
+    return 0 if inspection.runs_here else STATUS_DOES_NOT_RUN
 
 
 def to_json(inspection: Inspection) -> dict[str, Any]:
     """The findings as the JSON that `--json` prints."""
-    unquantized = [group.name for group in inspection.modules if group.scheme == "unquantized"]
     return {
         **asdict(inspection),
-        "unquantized_modules": unquantized,
+        "unquantized_modules": inspection.unquantized_modules,
         "runs_here": inspection.runs_here,
     }
 

@@ -11,17 +11,21 @@ huggingface_hub is imported when a name has to be resolved; local directories do
 from __future__ import annotations
 
 import glob
+import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from srt.errors import CheckpointError, HubError
 from srt.model_loader.checkpoint import INDEX_FILE, SINGLE_FILE, read_index
 from srt.model_loader.config_files import CONFIG_FILE, MISTRAL_FILE, MODELOPT_FILE
+from srt.model_loader.files import lies_there
 
 # Configuration and tokenizer of a model in Hugging Face's form; a model has some of them.
-_SMALL_FILES = (
+SMALL_FILES = (
     CONFIG_FILE,
     "generation_config.json",
     MODELOPT_FILE,
@@ -65,7 +69,35 @@ def resolve_model(model: str | Path, revision: str | None = None, *, progress: b
         HubError: The Hub has no such model or revision, access to it is restricted, it has no
             safetensors weights, or neither the cache nor the network yields it.
     """
-    if Path(model).exists():
+    snapshot = find_model(model, revision, progress=progress)
+    if isinstance(snapshot, Path):
+        return snapshot
+    directory = snapshot.fetch(SMALL_FILES)
+    if lies_there(directory / CONFIG_FILE):
+        weights = list_weights(directory)
+        snapshot.fetch(tuple(glob.escape(name) for name in weights))
+        missing = [name for name in weights if not (directory / name).is_file()]
+        if missing and lies_there(directory / INDEX_FILE):
+            raise snapshot.lacks(missing[0])
+        expected = f"{SINGLE_FILE} or {INDEX_FILE}"
+    else:
+        snapshot.fetch(_MISTRAL_FILES)
+        if not lies_there(directory / MISTRAL_FILE):
+            raise snapshot.is_no_checkpoint()
+        expected = "consolidated*.safetensors"
+    if next(directory.glob("*.safetensors"), None) is None:
+        raise HubError(f"{snapshot.repo} has no safetensors weights; expected {expected}")
+    return directory
+
+
+def find_model(
+    model: str | Path, revision: str | None = None, *, progress: bool = True
+) -> Path | HubSnapshot:
+    """The directory that `model` is, or the model on the Hub that it names; asks nobody.
+
+    Args and errors are those of `resolve_model`.
+    """
+    if os.path.lexists(model):
         if revision is not None:
             raise HubError(f"{model} is a local path, which has no revision {revision!r}")
         return Path(model)
@@ -79,33 +111,20 @@ def resolve_model(model: str | Path, revision: str | None = None, *, progress: b
         )
     if revision is not None and match["revision"] not in (None, revision):
         raise HubError(f"{model}: two revisions are given, the other is {revision!r}")
-    snapshot = _Snapshot(match["repo"], match["revision"] or revision, progress)
-    directory = snapshot.fetch(_SMALL_FILES)
-    if (directory / CONFIG_FILE).is_file():
-        index = directory / INDEX_FILE
-        weights = sorted(set(read_index(index).values())) if index.is_file() else [SINGLE_FILE]
-        snapshot.fetch(tuple(glob.escape(name) for name in weights))
-        missing = [name for name in weights if not (directory / name).is_file()]
-        if missing and index.is_file():
-            raise HubError(f"{match['repo']} lacks {missing[0]}, which {INDEX_FILE} names")
-        expected = f"{SINGLE_FILE} or {INDEX_FILE}"
-    else:
-        snapshot.fetch(_MISTRAL_FILES)
-        if not (directory / MISTRAL_FILE).is_file():
-            raise HubError(
-                f"{match['repo']} is no checkpoint: it has neither {CONFIG_FILE} nor {MISTRAL_FILE}"
-            )
-        expected = "consolidated*.safetensors"
-    if next(directory.glob("*.safetensors"), None) is None:
-        raise HubError(f"{match['repo']} has no safetensors weights; expected {expected}")
-    return directory
+    return HubSnapshot(match["repo"], match["revision"] or revision, progress)
 
 
-class _Snapshot:
+def list_weights(directory: Path) -> list[str]:
+    """Names of the weight files of a model in Hugging Face's form, whose small files are here."""
+    index = directory / INDEX_FILE
+    return sorted(set(read_index(index).values())) if lies_there(index) else [SINGLE_FILE]
+
+
+class HubSnapshot:
     """One revision of a model on the Hub; the first `fetch` pins it to a commit."""
 
     def __init__(self, repo: str, revision: str | None, progress: bool) -> None:
-        self._repo = repo
+        self.repo = repo
         self._revision = revision
         self._commit: str | None = None
         self._progress = progress and sys.stderr.isatty()
@@ -113,32 +132,55 @@ class _Snapshot:
     def fetch(self, patterns: tuple[str, ...]) -> Path:
         """Has the files that match, as far as the Hub has them; returns the snapshot."""
         import huggingface_hub
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
         from tqdm.auto import tqdm
 
         class Silent(tqdm):  # type: ignore[type-arg]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **(kwargs | {"disable": True}))
 
-        # The base of every error of the HTTP client, which is httpx or httpx2 by the version.
-        http_error: type[Exception] = HfHubHTTPError.__bases__[0]
-        try:
+        with self.errors_explained():
             directory = huggingface_hub.snapshot_download(
-                self._repo,
+                self.repo,
                 revision=self._commit or self._revision,
                 allow_patterns=list(patterns),
                 tqdm_class=None if self._progress else Silent,
             )
-        except (OSError, HFValidationError, http_error) as error:
-            raise self._explain(error) from error
         # Snapshots are directories named by their commit.
         self._commit = Path(directory).name
         return Path(directory)
 
+    @property
+    def commit(self) -> str:
+        """The commit that the first `fetch` has found."""
+        assert self._commit is not None
+        return self._commit
+
+    def lacks(self, name: str) -> HubError:
+        """The error that a shard is not there."""
+        return HubError(f"{self.repo} lacks {name}, which {INDEX_FILE} names")
+
+    def is_no_checkpoint(self) -> HubError:
+        """The error that no configuration is there."""
+        return HubError(
+            f"{self.repo} is no checkpoint: it has neither {CONFIG_FILE} nor {MISTRAL_FILE}"
+        )
+
+    @contextmanager
+    def errors_explained(self) -> Iterator[None]:
+        """Turns what goes wrong between here and the Hub into HubError, in one line."""
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        # The base of every error of the HTTP client, which is httpx or httpx2 by the version.
+        http_error: type[Exception] = HfHubHTTPError.__bases__[0]
+        try:
+            yield
+        except (OSError, HFValidationError, http_error) as error:
+            raise self._explain(error) from error
+
     def _explain(self, error: Exception) -> HubError:
         from huggingface_hub import constants, errors
 
-        repo, endpoint = self._repo, constants.ENDPOINT
+        repo, endpoint = self.repo, constants.ENDPOINT
         token = "`hf auth login` or HF_TOKEN"
         if isinstance(error, errors.GatedRepoError):
             return HubError(

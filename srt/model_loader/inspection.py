@@ -1,12 +1,14 @@
 """What is in a checkpoint and whether it would run here, from configuration and headers alone.
 
-Reads no tensor data and imports neither torch nor transformers by itself.
+Reads no tensor data. Whether it runs is not told by rules of its own: everything that happens when
+a model is loaded happens here too, up to the point where tensor data is read. That takes Torch,
+which is imported once nothing else speaks against running.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,12 @@ from srt.configs.context_length import get_context_length
 from srt.configs.kv_layout import get_kv_layout
 from srt.configs.quantization_keys import SKIP_LISTS
 from srt.configs.text_model import TextModel, get_text_model
-from srt.errors import SrtError
+from srt.errors import HubError, SrtError
 from srt.layers.quantization import QuantizationConfig, get_quantization_config
 from srt.layers.quantization.fp8_checkpoint import (
     UNUSED_SCALE_NAMES,
     WEIGHT_SCALE_NAMES,
     Fp8CheckpointConfig,
-    check_unquantized,
 )
 from srt.layers.quantization.kv_scales import find_kv_scales
 from srt.model_loader.checkpoint import INDEX_FILE, Checkpoint, TensorMeta, has_weights, read_index
@@ -30,9 +31,9 @@ from srt.model_loader.config_files import (
     get_architecture,
     read_config,
 )
+from srt.model_loader.hub_headers import open_headers
+from srt.model_loader.scheme_names import FLOATS, UNQUANTIZED
 from srt.model_loader.tensor_groups import (
-    FLOATS,
-    UNQUANTIZED,
     DtypeUse,
     IgnoredGroup,
     ModuleGroup,
@@ -42,9 +43,7 @@ from srt.model_loader.tensor_groups import (
 )
 from srt.model_loader.weight_names import canonical_name, is_derived_buffer, split_tensor_name
 from srt.utils.host_memory import read_host_memory
-
-# Missing layers that are listed one by one.
-_LISTED = 20
+from srt.utils.kernels import load_kernels
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Inspection:
     """The findings.
 
     Attributes:
-        path: the directory.
+        path: the directory, or the name on the Hub.
         architecture: as the configuration names it.
         scheme: of the weights, or what the configuration says where there are none.
         quantization_config: the configuration's block, or None.
@@ -107,14 +106,44 @@ class Inspection:
         """Whether nothing speaks against running it on this machine."""
         return not self.problems
 
+    @property
+    def unquantized_modules(self) -> list[str]:
+        """Names of the modules whose weight is not quantized."""
+        return [group.name for group in self.modules if group.scheme == UNQUANTIZED]
 
-def inspect_model(path: str | Path) -> Inspection:
-    """Inspects a checkpoint directory, with or without weights.
+
+def inspect_model(model: str | Path, revision: str | None = None) -> Inspection:
+    """Inspects a checkpoint, with or without weights.
+
+    Args:
+        model: A directory, or `org/name[@revision]` on the Hub, of which the small files are
+            downloaded and of the weights the headers are read.
+        revision: Branch, tag or commit on the Hub.
 
     Raises:
-        CheckpointError: the directory, its configuration or its weight files are damaged or absent.
+        CheckpointError: The directory, its configuration or its weight files are damaged or absent.
+        HubError: As of `resolve_model`.
     """
-    directory = Path(path)
+    with open_headers(model, revision) as directory:
+        try:
+            inspection = _inspect_directory(directory)
+        except SrtError as error:
+            if str(directory) == str(model):
+                raise
+            raise HubError(_renamed(str(error), directory, model)) from error
+    return replace(
+        inspection,
+        path=str(model),
+        problems=[_renamed(problem, directory, model) for problem in inspection.problems],
+    )
+
+
+def _renamed(text: str, directory: Path, model: str | Path) -> str:
+    """`text` with the model's name for the directory in which its headers were."""
+    return text.replace(str(directory), str(model))
+
+
+def _inspect_directory(directory: Path) -> Inspection:
     config = read_config(directory)
     config_file = directory / CONFIG_FILE
     block = find_quantization(config, config_file)
@@ -125,11 +154,10 @@ def inspect_model(path: str | Path) -> Inspection:
     ignored = _find_ignored(metas, model)
     used = [meta for meta in metas if meta.name not in ignored]
     memory = _memory_use(model.config, used if checkpoint else None)
-    modules = count_modules(
-        used, quant.block_size if isinstance(quant, Fp8CheckpointConfig) else lambda module: None
-    )
-    if checkpoint is not None:
-        _check_tensors(metas, model, quant, problems)
+    block_size = quant.block_size if isinstance(quant, Fp8CheckpointConfig) else lambda module: None
+    modules = count_modules(used, block_size, block)
+    if not problems and checkpoint is not None:
+        _check_loading(directory, checkpoint, problems)
     if memory.weights and memory.available is not None and memory.weights > memory.available:
         problems.append(
             f"the weights take {memory.weights:,} bytes, {memory.available:,} are available"
@@ -187,31 +215,21 @@ def _open_weights(directory: Path, problems: list[str]) -> Checkpoint | None:
     return None
 
 
-def _check_tensors(
-    metas: list[TensorMeta],
-    model: TextModel,
-    quant: QuantizationConfig | None,
-    problems: list[str],
-) -> None:
-    """Adds what headers tell to be wrong, before any model is built."""
+def _check_loading(directory: Path, checkpoint: Checkpoint, problems: list[str]) -> None:
+    """Adds what would end loading, found by the steps that loading takes."""
     try:
-        if quant is not None:
-            quant.adapt_to(metas)
-        elif not problems:  # no format, not one that is refused
-            check_unquantized(metas)
+        load_kernels()
+        from srt.configs.generation_config import get_sampling_defaults
+        from srt.configs.model_config import ModelConfig
+        from srt.model_loader.hf_transformers import load_tokenizer
+        from srt.model_loader.loader import check_model
+
+        config = ModelConfig.from_pretrained(directory)
+        get_sampling_defaults(directory, "model")
+        load_tokenizer(directory)
+        check_model(config, checkpoint)
     except SrtError as error:
         problems.append(str(error))
-    names = {canonical_name(meta.name) for meta in metas}
-    if not model.config.get("tie_word_embeddings") and not any(
-        name.startswith("lm_head.") for name in names
-    ):
-        problems.append("lm_head.weight is missing and the configuration does not tie it")
-    layers = _positive(model.config.get("num_hidden_layers")) or 0
-    present = {name.split(".")[1] for name in names if name.startswith("layers.")}
-    missing = [str(i) for i in range(min(layers, len(present) + _LISTED)) if str(i) not in present]
-    if missing:
-        more = " ..." if layers > len(present) + _LISTED else ""
-        problems.append(f"there are no tensors of layer {', '.join(missing)}{more}")
 
 
 def _listed_unquantized(block: Mapping[str, Any] | None) -> list[str]:

@@ -65,20 +65,7 @@ def load_model(
         UnsupportedConfigError: The configuration asks for what the architecture here does not do.
     """
     with Checkpoint.open(config.path) as checkpoint:
-        quant = config.quant_config.adapt_to(checkpoint) if config.quant_config else None
-        if quant is None:
-            check_unquantized(checkpoint)
-        _check_layers(config, checkpoint)
-        config_file = config.path / CONFIG_FILE
-        # Parameters get memory only while they are loaded.
-        with (
-            blaming("no model can be built as the configuration says", config_file),
-            torch.device("meta"),
-        ):
-            model: nn.Module = get_model_class(config.architecture)(config, quant)
-        if config.dtype is torch.float32:
-            use_float32(model)
-        plans = _match(model, checkpoint, quant)
+        model, plans = _plan_model(config, checkpoint)
         if packed_cache is None:
             _load_modules(plans, checkpoint, config, progress, record=None)
         else:
@@ -88,6 +75,33 @@ def load_model(
                 _load_modules(plans, checkpoint, config, progress, record=cache.record)
                 cache.store(model)
     return model.eval()
+
+
+def check_model(config: ModelConfig, checkpoint: Checkpoint) -> None:
+    """Goes as far as loading goes by headers: builds the model without memory for its parameters
+    and matches every tensor to one. What only values tell, such as a scale of 0, stays open.
+
+    Raises:
+        CheckpointError, UnsupportedConfigError: As `load_model`, with the same message.
+    """
+    _plan_model(config, checkpoint)
+
+
+def _plan_model(config: ModelConfig, checkpoint: Checkpoint) -> tuple[nn.Module, list[_ModulePlan]]:
+    """The model with its parameters on the meta device, and what is to fill them."""
+    quant = config.quant_config.adapt_to(checkpoint) if config.quant_config else None
+    if quant is None:
+        check_unquantized(checkpoint)
+    _check_layers(config, checkpoint)
+    # Parameters get memory only while they are loaded.
+    with (
+        blaming("no model can be built as the configuration says", config.path / CONFIG_FILE),
+        torch.device("meta"),
+    ):
+        model: nn.Module = get_model_class(config.architecture)(config, quant)
+    if config.dtype is torch.float32:
+        use_float32(model)
+    return model, _match(model, checkpoint, quant)
 
 
 def _check_layers(config: ModelConfig, checkpoint: Checkpoint) -> None:

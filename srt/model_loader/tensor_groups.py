@@ -8,17 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from srt.layers.quantization.fp8_checkpoint import (
-    FP8_DTYPE,
-    find_scale,
-    group_modules,
-    scale_layout,
-)
+from srt.layers.quantization.fp8_checkpoint import find_scale
 from srt.model_loader.checkpoint import TensorMeta
-
-UNQUANTIZED = "unquantized"
-FLOATS = ("F64", "F32", "F16", "BF16")
+from srt.model_loader.scheme_names import modules_with_weight, name_scheme
 
 
 @dataclass(frozen=True)
@@ -38,8 +32,8 @@ class ModuleGroup:
     Attributes:
         name: module name with `*` for the numbers, such as `model.layers.*.mlp.up_proj`.
         count: how many there are.
-        scheme: `fp8 per-tensor`, `fp8 per-channel`, `fp8 per-block`, `fp8 without scale`,
-            `fp8 with a scale that does not fit`, or `unquantized`.
+        scheme: `fp8 per-tensor`, `fp8 per-channel`, `fp8 per-block`, `unquantized`, or the name of
+            a scheme that does not run here, such as `NVFP4` or `int4 GPTQ`.
         dtype: safetensors dtype code of the weight.
         shape: the weight's.
         scale_shape: the weight scale's, None if there is none.
@@ -89,21 +83,21 @@ def count_ignored(metas: Iterable[TensorMeta], reasons: Mapping[str, str]) -> li
 
 
 def count_modules(
-    metas: Iterable[TensorMeta], block_size: Callable[[str], tuple[int, int] | None]
+    metas: Iterable[TensorMeta],
+    block_size: Callable[[str], tuple[int, int] | None],
+    quantization: Mapping[str, Any] | None = None,
 ) -> list[ModuleGroup]:
     """Modules that have a weight, in the order of their names, layers counted together;
-    `block_size` tells the size of blocks that the configuration gives a module.
+    `block_size` tells the size of blocks that the configuration gives a module, `quantization` is
+    the configuration's block.
     """
     counts: Counter[ModuleGroup] = Counter()
-    for module, tensors in sorted(group_modules(metas).items()):
-        weight = tensors.get("weight")
-        if weight is None:
-            continue
+    for module, weight, tensors in modules_with_weight(metas):
         scale = find_scale(tensors)
         group = ModuleGroup(
             name=_pattern(module),
             count=0,
-            scheme=_weight_scheme(weight, scale, block_size(module)),
+            scheme=name_scheme(tensors, block_size(module), quantization),
             dtype=weight.dtype,
             shape=weight.shape,
             scale_shape=scale.shape if scale else None,
@@ -111,18 +105,6 @@ def count_modules(
         )
         counts[group] += 1
     return [replace(group, count=count) for group, count in counts.items()]
-
-
-def _weight_scheme(
-    weight: TensorMeta, scale: TensorMeta | None, block: tuple[int, int] | None
-) -> str:
-    if scale is None and weight.dtype in FLOATS:
-        return UNQUANTIZED
-    name = "fp8" if weight.dtype == FP8_DTYPE else weight.dtype.lower()
-    if scale is None:
-        return f"{name} without scale"
-    layout = scale_layout(weight, scale, block)
-    return f"{name} {layout.value}" if layout else f"{name} with a scale that does not fit"
 
 
 def _pattern(name: str) -> str:

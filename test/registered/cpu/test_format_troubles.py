@@ -16,6 +16,7 @@ from torch import Tensor
 from srt.configs.model_config import ModelConfig
 from srt.entrypoints.cli import main
 from srt.errors import CheckpointError, UnsupportedConfigError
+from srt.model_loader.inspection import inspect_model
 from srt.model_loader.loader import load_model
 from srt.model_loader.weight_names import canonical_name
 from srt.test.ci_register import register_cpu_ci
@@ -101,6 +102,10 @@ TROUBLES: dict[str, tuple[Change, Change, str, str]] = {
 }
 
 
+# What only values tell, and `srt inspect` therefore does not.
+IN_VALUES = {"NaN scale", "infinite scale", "zero scale", "negative scale", "NaN in the weight"}
+
+
 @pytest.fixture(scope="module")
 def weights() -> Tensors:
     return make_tensors(TINY_CONFIG)
@@ -146,6 +151,7 @@ def test_trouble(
     assert error.expected is not None
     assert error.found is not None
     assert_cli_error(tmp_path, str(error), capsys)
+    assert inspect_model(tmp_path).problems == ([] if trouble in IN_VALUES else [str(error)])
 
 
 def assert_cli_error(path: Path, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ DTYPES = (
     *INDICES,
 )
 SIZES = st.sampled_from((0, 1, 2, 3, 4, 5, 6, 7))
-NUMBERS = st.sampled_from((0.0, 1.0, -1.0, 0.5, 2.0, 1e300, -1e300, 1e-60, 1e30, torch.inf))
+NUMBERS = st.sampled_from((0.0, 1.0, 0.5, 2.0, 1e30))
 EDGES = st.integers(-2, 8) | st.sampled_from((2**63 - 1, -(2**63)))
 
 

@@ -1,4 +1,4 @@
-"""Tables of a run, and the plot of efficiency over rows."""
+"""Tables of a run."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -130,47 +130,3 @@ def print_scaling(console: Console, rows: Sequence[Scaling]) -> None:
     ]
     columns = ("fp8 per-tensor", "M", "1 thread, ms", "all threads, ms", "speedup")
     console.print(table_of("Threads", columns, cells))
-
-
-def plot_efficiency(results: Sequence[Result], title: str, path: str) -> None:
-    """Efficiency over M: ours in colour, the peers thin, the roofline at 1."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shapes = list(dict.fromkeys(r.shape for r in results))
-    columns = min(2, len(shapes))
-    lines = -(-len(shapes) // columns)
-    figure, axes = pyplot.subplots(
-        lines, columns, figsize=(6.5 * columns, 3.6 * lines), squeeze=False, sharey=True
-    )
-    for axis, shape in zip(axes.flat, shapes, strict=False):
-        found = [r for r in results if r.shape == shape]
-        for name in dict.fromkeys(r.method for r in found):
-            points = [r for r in found if r.method == name]
-            axis.plot(
-                [r.m for r in points],
-                [r.efficiency for r in points],
-                marker="o" if points[0].ours else ".",
-                linewidth=1.6 if points[0].ours else 1.0,
-                linestyle="-" if points[0].ours else "--",
-                label=name,
-            )
-        axis.axhline(1.0, color="black", linewidth=0.8)
-        rows = sorted({r.m for r in found})
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(rows, [str(m) for m in rows])
-        axis.set_ylim(0, 1.2)
-        axis.set_title(f"{shape}: N={found[0].n} K={found[0].k}", fontsize=9)
-        axis.set_xlabel("M")
-        axis.set_ylabel("share of the roofline")
-        axis.grid(alpha=0.3)
-    for axis in axes.flat[len(shapes) :]:
-        axis.set_visible(False)
-    figure.suptitle(title, fontsize=9)
-    figure.tight_layout()
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=80, bbox_inches="tight")
-    pyplot.close(figure)

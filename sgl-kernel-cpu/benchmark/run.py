@@ -16,8 +16,8 @@ from limits import LimitProbe, Limits
 from method import Activations, measure
 from ours import bmm_methods, linear_methods, make_weights
 from peers import peer_methods
+from plot import plot_efficiency
 from report import (
-    plot_efficiency,
     print_limits,
     print_overhead,
     print_packing,

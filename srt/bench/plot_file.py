@@ -6,18 +6,20 @@ from pathlib import Path
 
 from srt.errors import RequestError, SrtError
 
+_SUFFIXES = ("", ".png", ".svg", ".pdf")
+
 
 def check_plot_file(path: Path) -> None:
-    """Checks what writing a PNG to `path` needs, without loading matplotlib.
+    """Checks what writing a picture to `path` needs, without loading matplotlib.
 
     Raises:
         SrtError: matplotlib is not installed.
-        RequestError: It is no name of a PNG, or no file can be written there.
+        RequestError: It is no name of a picture, or no file can be written there.
     """
     if find_spec("matplotlib") is None:
         raise SrtError("--plot needs matplotlib: pip install matplotlib")
-    if path.suffix.lower() != ".png":
-        raise RequestError(f"--plot {path}: expected a name that ends in .png")
+    if path.suffix not in _SUFFIXES:
+        raise RequestError(f"--plot {path}: expected a name that ends in .png, .svg or .pdf")
     if path.is_dir():
         raise RequestError(f"--plot {path}: is a directory")
     if not path.parent.is_dir():

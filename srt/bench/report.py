@@ -47,32 +47,65 @@ def print_table(console: Console, facts: Mapping[str, Any], rows: Sequence[dict[
     console.print(table)
 
 
-def plot(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """Writes a PNG: bars of prefill and decode speed for each case and contender.
+def plot(facts: Mapping[str, Any], rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Writes a picture, in the format of its name (else PNG): bars of prefill and decode speed for
+    each case and contender.
+
+    Args:
+        facts: As for :func:`print_table`.
+        rows: Likewise.
+        path: The file.
 
     Raises:
         SrtError: matplotlib is not installed.
     """
+    figure = make_figure(facts, rows)
+    with replacing_file(path) as scratch:
+        figure.savefig(scratch, dpi=120, format=path.suffix[1:] or "png")
+
+
+def make_figure(facts: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> Any:
+    """The figure that :func:`plot` writes."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
     except ImportError as error:
         raise SrtError("--plot needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    labels = [
-        f"{r['contender']}\n{r['batch']} x ({r['input_len']} + {r['output_len']})" for r in rows
-    ]
-    for axes, kind in zip(figure.subplots(1, 2), ("prefill", "decode"), strict=True):
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    colors = {name: f"C{place % 10}" for place, name in enumerate(names)}
+    figure = Figure(figsize=(11, 1.8 + 0.45 * len(rows)), layout="constrained")
+    labels = [f"{r['batch']} x ({r['input_len']} + {r['output_len']})" for r in rows]
+    for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("prefill", "decode"), strict=True):
         medians = [row[f"{kind}_tokens_per_second"] for row in rows]
         low = [m - row[f"{kind}_range"][0] for m, row in zip(medians, rows, strict=True)]
         high = [row[f"{kind}_range"][1] - m for m, row in zip(medians, rows, strict=True)]
-        axes.barh(range(len(rows)), medians, xerr=[low, high])
+        axes.barh(
+            range(len(rows)),
+            medians,
+            xerr=[low, high],
+            color=[colors[row["contender"]] for row in rows],
+            ecolor="dimgrey",
+            capsize=3,
+        )
         if kind == "decode":
             for place, row in enumerate(rows):
                 if "decode_bound" in row:
                     axes.plot([row["decode_bound"]] * 2, [place - 0.4, place + 0.4], color="black")
-        axes.set_yticks(range(len(rows)), labels, fontsize="small")
-        axes.invert_yaxis()
         axes.set_xlabel(f"{kind}, tokens/s")
-    figure.suptitle(title)
-    with replacing_file(path) as scratch:
-        figure.savefig(scratch, dpi=120, format=path.suffix[1:] or "png")
+    axes.set_yticks(range(len(rows)), labels, fontsize="small")
+    axes.invert_yaxis()
+    figure.axes[0].set_ylabel("batch x (prompt + new tokens)")
+    handles: list[Any] = [Patch(color=color, label=name) for name, color in colors.items()]
+    if any("decode_bound" in row for row in rows):
+        bound = Line2D([], [], color="black", label="bound: weights and cache read once a token")
+        handles.append(bound)
+    spread = Line2D([], [], color="dimgrey", marker="|", label="lowest to highest run")
+    handles.append(spread)
+    figure.legend(handles=handles, fontsize="small", loc="outside lower center", ncols=3)
+    figure.suptitle(
+        f"{facts['model']} on {facts['cpu_model']}, tier {facts['isa_tier']}, "
+        f"{facts['threads']} threads",
+        fontsize=10,
+    )
+    return figure

@@ -64,7 +64,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object instead")
-    output.add_argument("--plot", type=Path, metavar="FILE", help="write a PNG")
+    output.add_argument(
+        "--plot", type=Path, metavar="FILE", help="write a picture: .png, .svg or .pdf"
+    )
     parser.set_defaults(func=run)
 
 
@@ -99,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
     # A penalty in generation_config.json would be measured with the model.
     args.sampling_defaults = "greedy"
     with make_engine(args, max_running_requests=max(args.batch_size)) as engine:
+        info = _cpu_info()
         threads = _threads()
         contenders: list[Contender] = [OurEngine(engine, f"srt {Path(args.model).name}")]
         contenders += llama_benches
@@ -111,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
             "kv_bytes_per_token": runner.kv_pool.bytes_per_token,
             "read_bandwidth": read_bandwidth(threads),
             "threads": threads,
-            "isa_tier": _tier(),
+            "isa_tier": info["tier"],
+            "cpu_model": info["cpu_model"],
             "repetitions": args.repetitions,
         }
         rows = [series.to_dict() for series in measure(contenders, cases, args.repetitions)]
@@ -129,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_table(make_console(), facts, rows)
     if args.plot is not None:
-        plot(rows, str(args.model), args.plot)
+        plot(facts, rows, args.plot)
     return 0
 
 
@@ -139,8 +143,7 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
-def _tier() -> str:
+def _cpu_info() -> dict[str, Any]:
     import sgl_kernel
 
-    tier: str = sgl_kernel.cpu_info()["tier"]
-    return tier
+    return dict(sgl_kernel.cpu_info())

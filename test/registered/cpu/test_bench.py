@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from srt import Engine
 from srt.bench.bound import decode_bound, decode_bytes, read_bandwidth
-from srt.bench.report import plot
+from srt.bench.report import make_figure, plot
 from srt.bench.workload import Case, Contender, Measurement, OurEngine, measure, random_prompts
 from srt.entrypoints.cli import main
 from srt.test.ci_register import register_cpu_ci
@@ -186,6 +186,7 @@ def test_our_engine_counts_the_tokens_after_the_last_first_one(path: Path) -> No
 
 
 def test_plot(tmp_path: Path) -> None:
+    """Machine and tier are in its title; bound, spread and contenders in its legend."""
     pytest.importorskip("matplotlib")
     row: dict[str, Any] = {
         "contender": "srt",
@@ -198,5 +199,18 @@ def test_plot(tmp_path: Path) -> None:
         "decode_range": [4.0, 6.0],
         "decode_bound": 8.0,
     }
-    plot([row, row | {"contender": "peer"}], "model", tmp_path / "speed.png")
+    facts = {"model": "tiny", "cpu_model": "A CPU", "isa_tier": "avx2", "threads": 2}
+    peer = {key: value for key, value in row.items() if key != "decode_bound"}
+    rows = [row, peer | {"contender": "peer"}]
+    plot(facts, rows, tmp_path / "speed.png")
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
+    figure = make_figure(facts, rows)
+    assert figure.get_suptitle() == "tiny on A CPU, tier avx2, 2 threads"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "srt",
+        "peer",
+        "bound: weights and cache read once a token",
+        "lowest to highest run",
+    ]
+    bars = figure.axes[0].patches
+    assert bars[0].get_facecolor() != bars[1].get_facecolor()

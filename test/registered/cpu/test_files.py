@@ -115,14 +115,15 @@ def test_a_plot_that_does_not_fit_leaves_the_old_one(tmp_path: Path, name: str) 
     row = {"contender": "srt", "batch": 1, "input_len": 2, "output_len": 3}
     for kind in ("prefill", "decode"):
         row |= {f"{kind}_tokens_per_second": 2.0, f"{kind}_range": (1.0, 3.0)}
-    plot([row], "model", tmp_path / name)
+    facts = {"model": "m", "cpu_model": "c", "isa_tier": "t", "threads": 1}
+    plot(facts, [row], tmp_path / name)
     before = (tmp_path / name).read_bytes()
     assert before.startswith(b"<?xml" if name.endswith("svg") else b"\x89PNG")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(SrtError, match="File too large"):
-            plot([row], "model", tmp_path / name)
+            plot(facts, [row], tmp_path / name)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (tmp_path / name).read_bytes() == before

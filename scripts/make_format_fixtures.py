@@ -123,7 +123,11 @@ def write_transformers(directory: Path, **options: Any) -> None:
     with tempfile.TemporaryDirectory() as source:
         make_model().save_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(
-            source, quantization_config=config, dtype="auto", device_map="cpu"
+            source,
+            quantization_config=config,
+            dtype="auto",
+            device_map="cpu",
+            trust_remote_code=False,
         )
         model.save_pretrained(directory)
 
@@ -146,7 +150,7 @@ def write_llmcompressor(directory: Path, **options: Any) -> None:
     rows = {"input_ids": ids, "attention_mask": [[1] * len(row) for row in ids]}
     with tempfile.TemporaryDirectory() as source:
         make_model().save_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+        model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", trust_remote_code=False)
         llmcompressor.oneshot(
             model=model,
             recipe=recipe,

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from srt.managers.special_tokens import special_token_texts
+from srt.model_loader.hf_transformers import load_tokenizer
 from srt.sampling.detokenizer import IncrementalDetokenizer
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_tokenizer import make_tokenizer
@@ -63,7 +64,7 @@ def metaspace_tokenizer() -> Any:
 
 @cache
 def demo_tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(DEMO, trust_remote_code=False)
+    return load_tokenizer(DEMO)
 
 
 def pieces_of(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from srt.errors import UnsupportedConfigError
+from srt.utils.inference_mode import in_inference_mode
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
@@ -63,6 +64,7 @@ class RotaryEmbedding(nn.Module):
         self.interleaved = interleaved
         self.query_scaling = query_scaling
 
+    @in_inference_mode
     def prepare(self, length: int) -> None:
         """Makes the positions 0 to `length - 1` valid, if they are not yet."""
         if length <= self._valid:
@@ -70,15 +72,14 @@ class RotaryEmbedding(nn.Module):
         rows = range(
             self._valid, min(max(length, 2 * self._valid, _FIRST_ROWS), self.cos_sin_cache.shape[0])
         )
-        with torch.inference_mode():
-            positions = torch.arange(rows.start, rows.stop, dtype=torch.float32)
-            angles = positions[:, None] * self._inv_freq
-            factors = torch.cat([angles.cos(), angles.sin()], dim=-1)
-            self.cos_sin_cache[rows.start : rows.stop] = factors * self.attention_factor
-            if self.query_scaling is not None and self.query_scale is not None:
-                beta, length = self.query_scaling
-                scale = 1 + beta * torch.log1p(positions // length)
-                self.query_scale[rows.start : rows.stop] = scale
+        positions = torch.arange(rows.start, rows.stop, dtype=torch.float32)
+        angles = positions[:, None] * self._inv_freq
+        factors = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        self.cos_sin_cache[rows.start : rows.stop] = factors * self.attention_factor
+        if self.query_scaling is not None and self.query_scale is not None:
+            beta, length = self.query_scaling
+            scale = 1 + beta * torch.log1p(positions // length)
+            self.query_scale[rows.start : rows.stop] = scale
         self._valid = rows.stop
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from srt.errors import SrtError
 from srt.model_executor.decode_buffers import DecodeBuffers
 from srt.model_executor.forward_batch_info import ForwardBatch
+from srt.utils.inference_mode import in_inference_mode
 
 # Older inductors fail on fused code that rounds as separate operators would.
 MIN_TORCH = "2.13"
@@ -68,7 +69,7 @@ class CPUGraphRunner:
             model, dynamic=False, fullgraph=True, options={"emulate_precision_casts": True}
         )
 
-    @torch.inference_mode()
+    @in_inference_mode
     def capture(self, *, progress: bool = True) -> None:
         """Compiles every batch size, on batches of padding.
 
@@ -106,7 +107,7 @@ class CPUGraphRunner:
             return None
         return self.batch_sizes[bisect_left(self.batch_sizes, count)]
 
-    @torch.inference_mode()
+    @in_inference_mode
     def replay(self, batch: ForwardBatch) -> Tensor:
         """Logits `[B, vocab_size]` of a batch of a captured size."""
         try:

@@ -26,6 +26,7 @@ from srt.model_executor.step_graph_runner import StepGraphRunner
 from srt.model_loader.loader import load_model
 from srt.models.decoder import CausalLM
 from srt.utils.host_memory import read_host_memory
+from srt.utils.inference_mode import in_inference_mode
 from srt.utils.process_memory import mapped_rss
 
 
@@ -127,7 +128,7 @@ class ModelRunner:
             row = 4 * config.vocab_size + 64 * config.hidden_size
             self.step_graph_runner = StepGraphRunner(self.model, max_running_requests * row)
 
-    @torch.inference_mode()
+    @in_inference_mode
     def extend(self, inputs: Sequence[ExtendInput]) -> Tensor:
         """Computes prompt tokens into the cache.
 
@@ -169,7 +170,7 @@ class ModelRunner:
         logits: Tensor = self.model(batch)
         return logits
 
-    @torch.inference_mode()
+    @in_inference_mode
     def decode(
         self, token_ids: Sequence[int], req_pool_indices: Sequence[int], seq_lens: Sequence[int]
     ) -> Tensor:

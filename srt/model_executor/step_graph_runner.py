@@ -8,11 +8,11 @@ each time.
 
 import logging
 
-import torch
 from torch import Tensor, nn
 
 from sgl_kernel import Arena, RecordingError, StepGraph, record
 from srt.model_executor.forward_batch_info import ForwardBatch
+from srt.utils.inference_mode import in_inference_mode
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class StepGraphRunner:
         """Batch sizes that are replayed from now on."""
         return tuple(sorted(self._graphs))
 
-    @torch.inference_mode()
+    @in_inference_mode
     def run(self, batch: ForwardBatch) -> Tensor:
         """Logits `[B, vocab_size]` of a batch of :class:`DecodeBuffers`; the next pass may write
         over them.

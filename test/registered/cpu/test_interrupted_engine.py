@@ -3,6 +3,7 @@ of a fresh engine: what `srt chat` promises.
 """
 
 import ctypes
+import itertools
 import random
 import signal
 import sys
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import sgl_kernel
 from srt import Engine, SamplingParams
+from srt.errors import SrtError
 from srt.test.cache_invariants import check_books
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
@@ -209,3 +211,35 @@ def test_many_more_interruptions(
     path: Path, bomb: Timer | OtherThread, expected: dict[tuple[int, int], Any]
 ) -> None:
     interrupt_often(path, bomb, 600, expected)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_what_fails_while_a_pass_is_recorded(
+    path: Path, error: type[BaseException], call: int, expected: dict[tuple[int, int], Any]
+) -> None:
+    """A pass is recorded twice to find places for its tensors; then it is replayed."""
+    with Engine(path, **OPTIONS) as engine:
+        recorder = engine.model_runner.step_graph_runner
+        assert recorder is not None
+        model, calls = recorder._model, itertools.count(1)
+
+        def failing(batch: Any) -> Any:
+            logits = model(batch)
+            if next(calls) == call:
+                raise error
+            return logits
+
+        recorder._model = failing  # type: ignore[assignment]
+        failed = 0
+        for i in (0, 1, 2):
+            try:
+                assert engine.generate(PROMPTS[i], PARAMS[0]).token_ids == expected[i, 0]
+            except (KeyboardInterrupt, SrtError):
+                failed += 1
+            check_thread()
+            check_books(engine.scheduler, idle=True)
+        assert failed == (call < 3)
+        assert recorder.recorded_sizes == (1,)
+        for (i, j), want in expected.items():
+            assert engine.generate(PROMPTS[i], PARAMS[j]).token_ids == want

@@ -76,4 +76,6 @@ class RequestError(SrtError, ValueError):
 
 
 class EngineStateError(SrtError, RuntimeError):
-    """The engine cannot do this now: it is shut down, or in use by another thread."""
+    """The engine cannot do this now: it is shut down, in use by another thread, or loaded before a
+    fork.
+    """

@@ -1,6 +1,7 @@
 """The runtime as a Python object."""
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -140,6 +141,7 @@ class Engine:
         )
         self._builder = RequestBuilder(self.model_config, self.tokenizer, defaults)
         self._rids = itertools.count()
+        self._pid = os.getpid()
 
     @property
     def model_runner(self) -> ModelRunner:
@@ -291,6 +293,11 @@ class Engine:
     def _live_router(self) -> ChunkRouter:
         if self._router is None:
             raise EngineStateError("the engine is shut down")
+        if os.getpid() != self._pid:
+            # Its threads are the parent's: a pass would wait for them for ever.
+            raise EngineStateError(
+                "the engine was loaded before the fork that made this process; load one after it"
+            )
         return self._router
 
     def __enter__(self) -> "Engine":

@@ -262,41 +262,12 @@ class Fp8CheckpointConfig(QuantizationConfig):
         )
 
     def get_linear_method(self, prefix: str, shard_names: Iterable[str]) -> LinearMethodBase:
-        from srt.layers.quantization.mixed_linear import MixedLinearMethod
+        from srt.layers.quantization.mixed_linear import make_linear_method
 
         names = list(shard_names)
         if not names or canonical_name(prefix) in self.layouts:  # not merged, or merged in the file
             names = [prefix]
-        runs = self._split_runs(names)
-        methods = [self._method_for(run) for run in runs]
-        if len(runs) == 1:
-            return methods[0]
-        return MixedLinearMethod(
-            [
-                (method, [name.rpartition(".")[2] for name in run])
-                for method, run in zip(methods, runs, strict=True)
-            ]
-        )
-
-    def _split_runs(self, names: list[str]) -> list[list[str]]:
-        """The shards of a merged layer in runs that one product can take as they are: unquantized,
-        with scales a tensor or a channel, or with grids of one block size.
-        """
-        runs: list[list[str]] = []
-        kind: object = None  # of the last run
-        for name in names:
-            layout, block = self._layout_of(name)
-            if layout is Layout.TENSOR and kind not in (None, Layout.PLAIN):
-                runs[-1].append(name)  # one element fits beside anything in FP8
-                continue
-            new = block if layout is Layout.BLOCK else layout
-            joins = new == kind or (kind is Layout.TENSOR and layout is not Layout.PLAIN)
-            if runs and joins:
-                runs[-1].append(name)
-            else:
-                runs.append([name])
-            kind = new
-        return runs
+        return make_linear_method({name: self._layout_of(name) for name in names})
 
     def _layout_of(self, module: str) -> tuple[Layout, tuple[int, int] | None]:
         """What a module's weight is, and the block size if it has a grid of scales."""
@@ -307,15 +278,6 @@ class Fp8CheckpointConfig(QuantizationConfig):
         if layout is None:
             layout = Layout.CHANNEL if block is None else Layout.BLOCK
         return layout, block if layout is Layout.BLOCK else None
-
-    def _method_for(self, run: list[str]) -> LinearMethodBase:
-        from srt.layers.quantization.fp8_linear import Fp8LinearMethod
-        from srt.layers.quantization.unquant import UnquantizedLinearMethod
-
-        layouts = [self._layout_of(name) for name in run]
-        if layouts[0][0] is Layout.PLAIN:
-            return UnquantizedLinearMethod()
-        return Fp8LinearMethod(next((block for _, block in layouts if block), None))
 
     def parameter_name(self, name: str) -> str | None:
         if name in UNUSED_SCALE_NAMES:

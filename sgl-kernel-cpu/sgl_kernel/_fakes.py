@@ -19,6 +19,11 @@ from sgl_kernel._fakes_transformer import TRANSFORMER_FAKES
 
 def _check(op: str, **tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
+        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"sgl_kernel::{op}: {name}: expected a tensor without gradient, or a call under "
+                "torch.no_grad(), got one that requires grad: the op has none"
+            )
         if tensor is not None and tensor.device.type != "cpu" and not is_fake(tensor):
             raise RuntimeError(
                 f"sgl_kernel::{op}: {name}: expected a tensor on cpu, got {tensor.device.type}"

@@ -69,33 +69,46 @@ def set_isa(tier: str | None) -> None:
 
 @dataclass(frozen=True)
 class GraphFunctions:
-    """The library's functions behind :mod:`sgl_kernel.graph`."""
+    """The library's functions behind :mod:`sgl_kernel.graph`. A capsule is a Python object that
+    owns a graph and frees it.
+    """
 
-    begin: Callable[[Any, Any, int], int | None]
-    end: Callable[[], None]
+    new: Callable[[], Any]
+    pointer: Callable[[Any], int]
+    record: Callable[[Any, Any, int, Callable[[], Any]], Any]
+    recording: Callable[[], bool]
     size: Callable[[int], int]
     replay: Callable[[int], bytes | None]
     refused: Callable[[], bool]
-    free: Callable[[int], None]
 
 
 @functools.cache
 def graph_functions() -> GraphFunctions:
     """Bound once: ctypes looks a function up by name, and a replay is timed in microseconds."""
+    library = _library()
+    # Its functions keep the GIL and raise what they leave as Python's current error.
+    with_python = ctypes.PyDLL(str(_LIBRARY_PATH))
 
-    def bind(name: str, result: type | None, *arguments: type) -> Any:
-        function = getattr(_library(), f"sgl_kernel_graph_{name}")
+    def bind(owner: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
+        function = getattr(owner, f"sgl_kernel_graph_{name}")
         function.restype, function.argtypes = result, list(arguments)
         return function
 
-    handle = ctypes.c_void_p
+    pointer, capsule, integer = ctypes.c_void_p, ctypes.py_object, ctypes.c_int64
+    bind(library, "use_python", None, pointer, pointer, pointer)(
+        *(
+            ctypes.cast(getattr(ctypes.pythonapi, name), pointer)
+            for name in ("PyObject_CallNoArgs", "PyCapsule_New", "PyCapsule_GetPointer")
+        )
+    )
     return GraphFunctions(
-        begin=bind("begin", handle, handle, handle, ctypes.c_int64),
-        end=bind("end", None),
-        size=bind("size", ctypes.c_int64, handle),
-        replay=bind("replay", ctypes.c_char_p, handle),
-        refused=bind("refused", ctypes.c_bool),
-        free=bind("free", None, handle),
+        new=bind(with_python, "new", capsule),
+        pointer=bind(with_python, "pointer", pointer, capsule),
+        record=bind(with_python, "record", capsule, capsule, pointer, integer, capsule),
+        recording=bind(library, "recording", ctypes.c_bool),
+        size=bind(library, "size", integer, pointer),
+        replay=bind(library, "replay", ctypes.c_char_p, pointer),
+        refused=bind(library, "refused", ctypes.c_bool),
     )
 
 

@@ -6,12 +6,12 @@ they are free. The kernels are the same, and so is every bit of the result.
 """
 
 import ctypes
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -28,22 +28,32 @@ class RecordingError(RuntimeError):
 
 class StepGraph:
     """The recorded work of a function. Reads and writes the memory that the tensors which the
-    function used and made had then, and keeps it alive; they must not be resized.
+    function used and made had then, and keeps it alive; a storage that is resized ends the graph.
 
     Not for several threads at once: a replay writes what it also reads.
     """
 
-    def __init__(self, handle: int, kept: dict[int, torch.UntypedStorage]) -> None:
-        self._handle = handle
+    def __init__(
+        self,
+        capsule: Any,
+        kept: dict[int, torch.UntypedStorage],
+        memory: torch.UntypedStorage | None = None,
+    ) -> None:
+        try:
+            self._pointer = graph_functions().pointer(capsule)
+        except ValueError:
+            raise TypeError(
+                f"a StepGraph is what sgl_kernel.record returns, it cannot be made of {capsule!r}"
+            ) from None
+        self._capsule = capsule  # frees the graph
         self._kept = kept
-        # Unlike __del__ it needs no module globals, which may be gone when the interpreter ends.
-        release = weakref.finalize(self, graph_functions().free, handle)
-        release.atexit = False
+        # Of an arena; the graph itself knows places in it only.
+        self._memory = memory
+        self._memory_at = None if memory is None else (memory.data_ptr(), memory.nbytes())
 
     def __len__(self) -> int:
         """Steps: an operator is one or a few."""
-        size: int = graph_functions().size(self._handle)
-        return size
+        return graph_functions().size(self._pointer)
 
     def __reduce__(self) -> Any:
         raise TypeError("a StepGraph belongs to its memory: it cannot be copied or pickled")
@@ -54,11 +64,15 @@ class StepGraph:
 
         Raises:
             RuntimeError: An index or length is out of range, as when the operator is called. What
-                came before that operator is done.
+                came before that operator is done. Or memory that it uses was resized since it was
+                recorded; then nothing is done.
             RecordingError: This thread is recording.
         """
+        memory = self._memory
+        if memory is not None and (memory.data_ptr(), memory.nbytes()) != self._memory_at:
+            raise RuntimeError("StepGraph.replay: the memory of its arena was resized")
         functions = graph_functions()
-        error = functions.replay(self._handle)
+        error = functions.replay(self._pointer)
         if error is not None:
             raise (RecordingError if functions.refused() else RuntimeError)(error.decode())
 
@@ -102,9 +116,10 @@ def record(function: Callable[[], T], arena: Arena | None = None) -> tuple[StepG
         RecordingError: Another operator was called, or one of ours whose work depends on more than
             the shapes of its arguments (``convert_weight_packed``, ``extend_attention_cpu``,
             ``fused_qkv_attention_cpu`` with ``extend_seq_lens``); or this thread records already;
-            or ``function`` made other tensors, or used them otherwise, the second time.
+            or ``function`` made other tensors, or used them otherwise, the second time; or it used
+            a result of another graph of the arena.
     """
-    graph, result, recorder = _record(function, [], [])
+    graph, result, recorder = _record(function, [], [], None)
     if arena is None:
         return graph, result
     sizes, offsets = recorder.plan(result)
@@ -112,12 +127,12 @@ def record(function: Callable[[], T], arena: Arena | None = None) -> tuple[StepG
     memory = arena.take(end + _ALIGNMENT)
     base = -(-memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
     del graph, result
-    graph, result, again = _record(function, [base + offset for offset in offsets], sizes)
+    places = [base + offset for offset in offsets]
+    graph, result, again = _record(function, places, sizes, memory)
     if again.plan(result) != (sizes, offsets):
         raise RecordingError(
             "the function made other tensors, or used them otherwise, when it was called again"
         )
-    again.keep([memory])
 
     def owned(tensor: Tensor) -> Tensor:
         # What the operators made does not own its memory.
@@ -132,33 +147,70 @@ def record(function: Callable[[], T], arena: Arena | None = None) -> tuple[StepG
 
 
 def _record(
-    function: Callable[[], T], places: Sequence[int], sizes: Sequence[int]
+    function: Callable[[], T], places: Sequence[int], sizes: Sequence[int], memory: Tensor | None
 ) -> tuple[StepGraph, T, "_Recorder"]:
+    """``places`` for the first tensors that it makes, of ``sizes`` bytes, lie in ``memory``."""
     functions = graph_functions()
-    count = len(places)
-    handle = functions.begin(
-        (ctypes.c_void_p * count)(*places), (ctypes.c_int64 * count)(*sizes), count
-    )
-    if handle is None:
+    if functions.recording():
         raise RecordingError("this thread is recording already")
-    graph = None
-    try:
-        recorder = _Recorder()
-        graph = StepGraph(handle, recorder.kept)
+    recorder = _Recorder(memory)
+    storage = None if memory is None else memory.untyped_storage()
+    graph = StepGraph(functions.new(), recorder.kept, storage)
+
+    def body() -> T:
         with recorder:
-            result = function()
-    finally:
-        functions.end()
-        if graph is None:
-            functions.free(handle)
+            return function()
+
+    pairs = (_Place * len(places))(*map(_Place, places, sizes))
+    modes = _Modes()
+    # The thread records during this one call, however it ends. Torch's modes are entered and left
+    # in Python, where a KeyboardInterrupt can come between any two instructions, here as well.
+    try:
+        try:
+            result = functions.record(graph._capsule, pairs, len(pairs), body)
+        except BaseException:
+            modes.restore()
+            raise
+    except BaseException:
+        modes.restore()
+        raise
     return graph, result, recorder
+
+
+class _Place(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("bytes", ctypes.c_int64))
+
+
+class _Modes:
+    """Torch's dispatch modes of this thread, as they are when this is made: how many there are, and
+    what Torch has noted about them.
+    """
+
+    def __init__(self) -> None:
+        self._depth = torch._C._len_torch_dispatch_stack()
+        self._notes = {
+            name: value
+            for name, value in vars(_python_dispatch).items()
+            if name.startswith("_is_in_") and isinstance(value, bool)
+        }
+
+    def restore(self) -> None:
+        """Leaves the modes that were entered since then."""
+        while torch._C._len_torch_dispatch_stack() > self._depth:
+            torch._C._pop_torch_dispatch_stack(None)
+        vars(_python_dispatch).update(self._notes)
+        # What the compiler looks at, in versions of Torch that have it.
+        note = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)
+        if note is not None:
+            note(self._notes["_is_in_any_mode_without_ignore_compile_internals"])
 
 
 class _Recorder(TorchDispatchMode):
     """Refuses operators that would be missing in a replay, and sees who uses which tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Tensor | None) -> None:
         super().__init__()
+        self._memory = None if memory is None else _storage(memory)
         # Not the tensors, which may be given other memory: modules do that to change their dtype.
         self.kept: dict[int, torch.UntypedStorage] = {}
         self._calls = 0
@@ -178,16 +230,23 @@ class _Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if not graph_functions().recording():  # a mode that an interrupt has left behind
+            return func(*args, **(kwargs or {}))
         ours = func.namespace == "sgl_kernel"
         if not ours and not func.is_view:
             raise RecordingError(f"{func} cannot be recorded")
+        inputs = _tensors_in((args, kwargs))
+        if self._memory is not None and self._memory in map(_storage, inputs):
+            raise RecordingError(
+                f"{func} uses a tensor of the arena that the graph is to overwrite: copy it first"
+            )
         try:
             result = func(*args, **(kwargs or {}))
         except RuntimeError as error:
             if ours and graph_functions().refused():
                 raise RecordingError(str(error)) from error
             raise
-        inputs, results = _tensors_in((args, kwargs)), _tensors_in(result)
+        results = _tensors_in(result)
         # In inference mode the likes of `to` and `reshape` come as one operator: a view, or a copy.
         if not (ours or {*map(_storage, results)} <= {*map(_storage, inputs)}):
             raise RecordingError(f"{func} that copies cannot be recorded")

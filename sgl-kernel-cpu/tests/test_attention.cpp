@@ -101,23 +101,34 @@ class Problem {
     }
   }
 
-  // In `chunks` ranges of tasks, as that many threads would.
-  void decode(const std::string& tier, int64_t chunks) {
-    const AttentionArgs a = args();
+  // In `chunks` ranges of tasks, as that many threads would, and in as many turns as turn_bytes
+  // makes. Returns how many.
+  int decode(const std::string& tier, int64_t chunks, int64_t turn_bytes = kTurnBytes) {
+    AttentionArgs a = args();
+    a.turn_bytes = turn_bytes;
     GuardedBuffer<float> scratch(attention_scratch(a));
     std::vector<int64_t> begins(kRequests + 1, 0);
     for (int64_t r = 0; r < kRequests; ++r) {
       begins[static_cast<size_t>(r + 1)] =
           begins[static_cast<size_t>(r)] + a.num_kv_heads * a.key_blocks(r);
     }
-    const int64_t tasks = begins.back();
-    GuardedBuffer<float> partials(tasks * partial_floats(a));
-    const DecodePlan plan{begins.data(), partials.data()};
-    for (int64_t i = 0; i < chunks; ++i) {
-      kernels_of(tier).decode_attention(a, plan, {tasks * i / chunks, tasks * (i + 1) / chunks},
-                                        scratch.data());
-    }
-    kernels_of(tier).merge_attention(a, plan, {0, kRequests * a.num_kv_heads}, scratch.data());
+    GuardedBuffer<float> memory(decode_plan_floats(a, begins.back()));
+    DecodePlan plan;
+    plan.task_begins = begins.data();
+    start_turns(a, memory.data(), &plan);
+    int turns = 0;
+    do {
+      ++turns;
+      const int64_t first = plan.first_task, tasks = plan.end_task - first;
+      for (int64_t i = 0; i < chunks; ++i) {
+        kernels_of(tier).decode_attention(
+            a, plan, {first + tasks * i / chunks, first + tasks * (i + 1) / chunks},
+            scratch.data());
+      }
+      const int64_t pairs = (plan.end_request - plan.first_request) * a.num_kv_heads;
+      kernels_of(tier).merge_attention(a, plan, {0, pairs}, scratch.data());
+    } while (next_turn(a, &plan));
+    return turns;
   }
 
   void check(const std::string& tier, const char* what) {
@@ -231,13 +242,18 @@ void check_case(const std::string& tier, const Case& c) {
   step.check(tier, "extend by one");
   std::vector<float> extended;
   for (int64_t i = 0; i < step.out().size(); ++i) extended.push_back(to_float(step.out()[i]));
-  for (const int64_t chunks : {1, 2, 3, 7}) {
-    step.clear();
-    step.decode(tier, chunks);
-    for (int64_t i = 0; i < step.out().size(); ++i) {
-      CHECK(to_float(step.out()[i]) == extended[static_cast<size_t>(i)],
-            "%s: decode in %ld ranges differs from extend at %ld", tier.c_str(), (long)chunks,
-            (long)i);
+  // In one turn, a block of keys at a time, and two blocks.
+  const int64_t block_bytes = c.kv_heads * partial_floats(step.args()) * 4;
+  for (const int64_t turn_bytes : {kTurnBytes, int64_t{1}, 2 * block_bytes}) {
+    for (const int64_t chunks : {1, 2, 3, 7}) {
+      step.clear();
+      const int turns = step.decode(tier, chunks, turn_bytes);
+      CHECK(turn_bytes == 1 ? turns > 1 : turn_bytes < kTurnBytes || turns == 1, "%d turns", turns);
+      for (int64_t i = 0; i < step.out().size(); ++i) {
+        CHECK(to_float(step.out()[i]) == extended[static_cast<size_t>(i)],
+              "%s: decode in %d turns of %ld ranges differs from extend at %ld", tier.c_str(),
+              turns, (long)chunks, (long)i);
+      }
     }
   }
 }
@@ -252,5 +268,73 @@ TEST(attention_matches_the_double_reference) {
       check_case<bf16_t, bf16_t>(tier, c);
       check_case<fp16_t, e4m3_t>(tier, c);
     }
+  }
+}
+
+TEST(turns_carry_totals_and_pass_padding) {
+  // Blocks of keys of the requests, 0 for padding, and blocks a turn.
+  const struct {
+    std::vector<int64_t> blocks;
+    int64_t turn;
+    std::vector<std::vector<int64_t>> requests;  // of each turn: first and end
+  } cases[] = {
+      {{1, 2, 1}, 8, {{0, 3}}},
+      {{0, 0}, 2, {{0, 2}}},
+      {{2, 2}, 2, {{0, 1}, {1, 2}}},
+      {{5}, 2, {{0, 1}, {0, 1}, {0, 1}}},
+      {{2, 0, 3, 0}, 2, {{0, 2}, {2, 3}, {2, 4}}},
+      {{0, 3, 0, 1, 4}, 4, {{0, 4}, {4, 5}}},
+      {{1, 4, 1}, 3, {{0, 2}, {1, 3}}},
+  };
+  for (const auto& c : cases) {
+    AttentionArgs args;
+    args.requests = static_cast<int64_t>(c.blocks.size());
+    args.num_heads = 6;
+    args.num_kv_heads = 3;
+    args.head_dim = args.v_head_dim = 32;
+    args.turn_bytes = c.turn * 3 * partial_floats(args) * 4;
+    std::vector<int64_t> begins = {0};
+    for (const int64_t blocks : c.blocks) begins.push_back(begins.back() + 3 * blocks);
+    DecodePlan plan;
+    plan.task_begins = begins.data();
+    std::vector<float> memory(static_cast<size_t>(decode_plan_floats(args, begins.back())));
+    start_turns(args, memory.data(), &plan);
+    int64_t done = 0;
+    size_t turn = 0;
+    const float* written = nullptr;
+    do {
+      CHECK(turn < c.requests.size() && plan.first_request == c.requests[turn][0] &&
+                plan.end_request == c.requests[turn][1],
+            "turn %zu: requests %ld to %ld", turn, (long)plan.first_request,
+            (long)plan.end_request);
+      CHECK(plan.first_task == done && plan.end_task - done <= 3 * c.turn, "turn %zu: its tasks",
+            turn);
+      CHECK(turn == 0 || plan.carried == written, "turn %zu: totals of the turn before", turn);
+      done = plan.end_task;
+      written = plan.to_carry;
+      ++turn;
+    } while (next_turn(args, &plan) && turn < 10);
+    CHECK(done == begins.back() && turn == c.requests.size(), "%zu turns", turn);
+  }
+}
+
+TEST(attention_scratch_is_bounded) {
+  const struct {
+    int64_t heads, kv_heads, k, v;
+  } cases[] = {{1, 1, 1, 1},          {1 << 20, 1 << 20, 1, 1},         {1 << 15, 1, 1, 1},
+               {64, 1, 16384, 16384}, {1 << 16, 1 << 16, 16384, 16384}, {128, 1, 576, 512}};
+  for (const auto& c : cases) {
+    AttentionArgs args;
+    args.requests = 1 << 20;
+    args.num_heads = c.heads;
+    args.num_kv_heads = c.kv_heads;
+    args.head_dim = c.k;
+    args.v_head_dim = c.v;
+    CHECK(attention_scratch(args) * 4 < int64_t{64} << 20, "%ld heads of %ld: %ld floats",
+          (long)c.heads, (long)c.k, (long)attention_scratch(args));
+    // All tasks of a long context, but for a block of all heads.
+    const int64_t block = 3 * c.kv_heads * partial_floats(args) * 4;
+    CHECK(decode_plan_floats(args, int64_t{1} << 50) * 4 <= kTurnBytes + block, "%ld heads",
+          (long)c.heads);
   }
 }

@@ -208,6 +208,74 @@ TEST(counts_may_change_between_runs) {
   }
 }
 
+TEST(a_step_and_the_one_before_it_run_in_turns) {
+  for (const NamedTeam& team : teams()) {
+    constexpr int kTurns = 7;
+    // Tasks of the turn, then of the step that looks at them; the last turn has fewer.
+    std::vector<int> made(40, 0), seen(40, 0);
+    int turn = 0, before = 0, behind = 0, early = 0;
+    StepGraph graph;
+    graph.add({[&] { return turn = 0, ++before, 1; }, 1, [](TaskRange) {}, {}});
+    graph.add({[] { return 40; },
+               1,
+               [&](TaskRange r) {
+                 for (int64_t t = r.begin; t < r.end; ++t) ++made[static_cast<size_t>(t)];
+               },
+               {}});
+    graph.add({[] { return 40; },
+               1,
+               [&](TaskRange r) {
+                 for (int64_t t = r.begin; t < r.end; ++t) {
+                   seen[static_cast<size_t>(t)] += made[static_cast<size_t>(t)];
+                 }
+               },
+               {},
+               [&]() -> int64_t { return ++turn == kTurns     ? -1
+                                         : turn + 1 == kTurns ? 9
+                                                              : 40; }});
+    graph.add({[&] { return early += made[39] % (kTurns - 1) != 0, ++behind, 0; },
+               1,
+               [](TaskRange) {},
+               {}});
+    for (int i = 1; i <= 30; ++i) {
+      std::fill(made.begin(), made.end(), 0);
+      std::fill(seen.begin(), seen.end(), 0);
+      graph.run(team.threads, team.team);
+      // 1 + 2 + ... turns; those of the last turn once more.
+      for (size_t t = 0; t < 40; ++t) {
+        const int times = t < 9 ? kTurns : kTurns - 1;
+        const int sum = t < 9 ? kTurns * (kTurns + 1) / 2 : kTurns * (kTurns - 1) / 2 + kTurns - 1;
+        CHECK(made[t] == times && seen[t] == sum, "%s: task %d: %d, %d", team.name, (int)t, made[t],
+              seen[t]);
+      }
+      CHECK(before == i && behind == i && early == 0, "%s: steps around run once", team.name);
+    }
+  }
+}
+
+TEST(what_a_turn_throws_ends_the_run) {
+  for (const NamedTeam& team : teams()) {
+    StepGraph graph;
+    std::atomic<int> first{0}, behind{0};
+    graph.add({[] { return 20; },
+               1,
+               [&](TaskRange r) { first += static_cast<int>(r.end - r.begin); },
+               {}});
+    int turn = 0;
+    graph.add({[] { return 3; },
+               1,
+               [](TaskRange) {},
+               {},
+               [&]() -> int64_t {
+                 if (++turn == 3) throw std::runtime_error("again");
+                 return 20;
+               }});
+    graph.add({[&] { return ++behind, 0; }, 1, [](TaskRange) {}, {}});
+    const std::string message = message_of([&] { graph.run(team.threads, team.team); });
+    CHECK(message == "again" && first == 60 && behind == 0, "%s: %s", team.name, message.c_str());
+  }
+}
+
 TEST(work_below_the_grain_stays_in_one_piece) {
   for (const NamedTeam& team : teams()) {
     Counted graph({1, 15, 16}, 16);

@@ -39,6 +39,9 @@ struct TopkSoftmaxArgs {
   int32_t* ids = nullptr;    // [rows, topk]
 };
 
+// Bounds the scratch, and the numbers of experts, which are int32.
+constexpr int64_t kMostExperts = int64_t{1} << 20;
+
 // Floats of scratch that a thread needs.
 SGL_INLINE int64_t topk_softmax_scratch(const TopkSoftmaxArgs& args) {
   return 3 * round_up(args.experts, 16);

@@ -17,6 +17,13 @@ constexpr int64_t kKeyBlock = 64;
 constexpr int64_t kQueryRows = 192;  // rows (tokens times heads of a group) that share a block
 constexpr int64_t kRowGroup = 48;    // and those that are computed together
 
+// What bounds the scratch: the longest head; the most elements of queries that a head of keys
+// serves; floats of queries that a decode step holds, if they are of more than one head of keys.
+constexpr int64_t kMostAttentionDim = 16384;
+constexpr int64_t kMostGroupElements = int64_t{1} << 20;
+constexpr int64_t kHeldQueryFloats = int64_t{1} << 20;
+constexpr int64_t kTurnBytes = int64_t{64} << 20;
+
 struct AttentionArgs {
   int64_t requests = 0;
   int64_t num_heads = 0;  // a multiple of num_kv_heads
@@ -65,15 +72,21 @@ struct AttentionArgs {
   const void* sinks = nullptr;  // [num_heads] scores that take weight and add no value, or null
   ElementType sinks_type = ElementType::f32;
 
+  int64_t turn_bytes = kTurnBytes;  // of partial results of a decode step, see DecodePlan
+
   int64_t group() const { return num_heads / num_kv_heads; }
   int64_t padded_k() const { return round_up(head_dim, 16); }
   int64_t padded_v() const { return round_up(v_head_dim, 32); }
   int64_t tokens_a_block() const { return max_i64(1, kQueryRows / group()); }
-  // Most rows that are computed at once, and those whose queries are held: all of a decode step, in
-  // panels of their own for each head of keys.
+  // Most rows that are computed at once, and those whose queries are held: of a decode step, in
+  // panels of their own, those of held_heads() heads of keys, which are usually all.
   int64_t block_rows() const { return max_i64(kQueryRows, round_up(group(), 16)); }
+  int64_t held_heads() const {
+    const int64_t floats = round_up(group(), 16) * padded_k();
+    return min_i64(num_kv_heads, max_i64(1, kHeldQueryFloats / floats));
+  }
   int64_t query_panel_rows() const {
-    return max_i64(block_rows(), num_kv_heads * round_up(group(), 16));
+    return max_i64(block_rows(), held_heads() * round_up(group(), 16));
   }
   int64_t query_blocks(int64_t request) const {
     return div_up(extend_lens[request], tokens_a_block());
@@ -91,7 +104,7 @@ struct AttentionArgs {
   }
 };
 
-// Floats of scratch that a thread needs.
+// Floats of scratch that a thread needs; below 64 MiB.
 SGL_INLINE int64_t attention_scratch(const AttentionArgs& args) {
   const int64_t k = args.padded_k(), v = args.padded_v();
   return args.query_panel_rows() * k + args.block_rows() * (v + 8) +
@@ -106,16 +119,44 @@ struct ExtendTask {
 };
 
 // Decode, one new token a request: tasks are (request, block of keys, kv head), in this order,
-// which reads the cache as it lies;
-// request r begins at task_begins[r], task_begins[requests] is their number. Each leaves a partial
-// result of partial_floats(args), and merging those of a request and kv head gives its output.
+// which reads the cache as it lies; request r begins at task_begins[r], task_begins[requests] is
+// their number. Each leaves a partial result of partial_floats(args), and merging those of a
+// request and kv head gives its output.
+//
+// Long contexts go by in turns, so that partial results take bounded memory. A turn does tasks
+// [first_task, end_task), multiples of the kv heads, and merges what they have left for requests
+// [first_request, end_request). Totals of a request that is not over are carried to the next turn.
 struct DecodePlan {
   const int64_t* task_begins = nullptr;
-  float* partials = nullptr;
+  float* partials = nullptr;  // of the turn's tasks
+  int64_t first_task = 0;
+  int64_t end_task = 0;
+  int64_t first_request = 0;
+  int64_t end_request = 0;
+  float* carried = nullptr;   // [num_kv_heads] totals of first_request, where it goes on
+  float* to_carry = nullptr;  // the same of the last request, where it goes on
 };
 
 SGL_INLINE int64_t partial_floats(const AttentionArgs& args) {
   return args.group() * (args.padded_v() + 2);
 }
+
+// Tasks that go by in a turn: as many as leave turn_bytes of partial results, or one block.
+SGL_INLINE int64_t decode_turn_tasks(const AttentionArgs& args) {
+  const int64_t block = args.num_kv_heads * partial_floats(args) * 4;
+  return args.num_kv_heads * max_i64(1, args.turn_bytes / block);
+}
+
+// Floats for the partial results of `tasks` tasks in all, then two totals to carry.
+SGL_INLINE int64_t decode_plan_floats(const AttentionArgs& args, int64_t tasks) {
+  const int64_t turn = min_i64(tasks, decode_turn_tasks(args));
+  return (turn + 2 * args.num_kv_heads) * partial_floats(args);
+}
+
+// The first turn, of work whose tasks begin where plan->task_begins says, in memory of
+// decode_plan_floats().
+void start_turns(const AttentionArgs& args, float* memory, DecodePlan* plan);
+// The turn after it; false if there is none.
+bool next_turn(const AttentionArgs& args, DecodePlan* plan);
 
 }  // namespace sgl_kernel

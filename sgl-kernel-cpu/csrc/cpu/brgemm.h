@@ -41,12 +41,12 @@ static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t bloc
   static_assert(2 * kPanelFloats <= kBlockN * kMaxBlockK, "two panels fit where one was asked for");
   const int64_t block_k = block_length<Dot>(rows);
   const int64_t k_blocks = panel_block_count(args, block_k);
-  // A few rows of mat1 are converted first, whole, and the weight is then read from end to end; of
-  // many rows, as much as a cache holds.
+  // A few rows of mat1 are converted first, whole unless K is very long, and the weight is then
+  // read from end to end; of many rows, as much as a cache holds.
   const int64_t padded_rows = round_up(rows, Dot::kPadRows);
   const int64_t block_floats = padded_rows * Product::row_floats(block_k / 2);
-  const int64_t fitting = Dot::kTiles ? kTileRunFloats / block_floats : 1;
-  const int64_t run = args.M <= kSmallM ? k_blocks : min_i64(k_blocks, max_i64(1, fitting));
+  const int64_t most = args.M <= kSmallM ? kSmallRunFloats : Dot::kTiles ? kTileRunFloats : 0;
+  const int64_t run = min_i64(k_blocks, max_i64(1, most / block_floats));
   const int64_t chunk = Dot::kTiles ? kTileChunkBlocks : kChunkBlocks;
   // Sums and totals wait for the next run, those of all column blocks.
   const bool waiting = run < k_blocks;

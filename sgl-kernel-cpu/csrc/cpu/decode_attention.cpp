@@ -147,11 +147,12 @@ void decode_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& p
   DecodeBlock blocks[2];
   DecodeBlock *block = &blocks[0], *next = &blocks[1];
   next->find(args, request, (tasks.begin - plan.task_begins[request]) / heads);
-  bool loaded = false;
+  const int64_t held = args.held_heads();
+  int64_t loaded = -1;  // the first head whose queries are held
   for (int64_t t = tasks.begin; t < tasks.end; ++t) {
     while (t >= plan.task_begins[request + 1]) {
       ++request;
-      loaded = false;
+      loaded = -1;
     }
     const int64_t inside = t - plan.task_begins[request];
     if (block->index < 0 || block->request != request || block->index != inside / heads) {
@@ -168,17 +169,19 @@ void decode_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& p
         *next = *block;
       }
     }
-    if (!loaded) {
+    const int64_t kv_head = inside % heads;
+    if (loaded < 0 || kv_head < loaded || kv_head >= loaded + held) {
+      loaded = kv_head / held * held;
       rows.request = request;
-      for (rows.kv_head = 0; rows.kv_head < heads; ++rows.kv_head) {
-        rows.q = queries + rows.kv_head * head_floats;
+      for (int64_t h = loaded; h < min_i64(loaded + held, heads); ++h) {
+        rows.kv_head = h;
+        rows.q = queries + (h - loaded) * head_floats;
         few != nullptr ? load_query_rows(args, rows) : load_queries(args, rows);
       }
-      loaded = true;
     }
-    rows.kv_head = inside % heads;
-    rows.q = queries + rows.kv_head * head_floats;
-    const Partial partial(args, plan.partials + t * partial_floats(args));
+    rows.kv_head = kv_head;
+    rows.q = queries + (kv_head - loaded) * head_floats;
+    const Partial partial(args, plan.partials + (t - plan.first_task) * partial_floats(args));
     if (few != nullptr) {
       few(args, rows, *block, *next, partial);
     } else {
@@ -232,22 +235,46 @@ bool attend_token(const AttentionArgs& args, const Rows& rows) {
   return true;
 }
 
+// Totals of rows to or from a place of partial_floats(args).
+static void carry_totals(const AttentionArgs& args, const Rows& rows, const Partial& to) {
+  const size_t row = sizeof(float), count = static_cast<size_t>(rows.count);
+  memcpy(to.values, rows.total, count * static_cast<size_t>(args.padded_v()) * row);
+  memcpy(to.largest, rows.total_largest, count * row);
+  memcpy(to.sum, rows.total_sum, count * row);
+}
+static void go_on_with_totals(const AttentionArgs& args, const Rows& rows, const Partial& from) {
+  const size_t row = sizeof(float), count = static_cast<size_t>(rows.count);
+  memcpy(rows.total, from.values, count * static_cast<size_t>(args.padded_v()) * row);
+  memcpy(rows.total_largest, from.largest, count * row);
+  memcpy(rows.total_sum, from.sum, count * row);
+}
+
 void merge_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& plan, TaskRange pairs,
                                  float* scratch) {
   const FpEnvGuard fp_env(false);
+  const int64_t heads = args.num_kv_heads;
   Rows rows(args, scratch);
   rows.count = args.group();
   for (int64_t pair = pairs.begin; pair < pairs.end; ++pair) {
-    rows.request = pair / args.num_kv_heads;
-    rows.kv_head = pair % args.num_kv_heads;
+    rows.request = plan.first_request + pair / heads;
+    rows.kv_head = pair % heads;
     if (args.extend_lens[rows.request] == 0) continue;
+    const int64_t place = rows.kv_head * partial_floats(args);
+    const int64_t begin = plan.task_begins[rows.request];
     const int64_t blocks = args.key_blocks(rows.request);
+    const int64_t first = max_i64(0, (plan.first_task - begin) / heads);
+    const int64_t end = min_i64(blocks, (plan.end_task - begin) / heads);
     start_totals(args, rows);
-    for (int64_t b = 0; b < blocks; ++b) {
-      const int64_t task = plan.task_begins[rows.request] + b * args.num_kv_heads + rows.kv_head;
+    if (first > 0) go_on_with_totals(args, rows, {args, plan.carried + place});
+    for (int64_t b = first; b < end; ++b) {
+      const int64_t task = begin + b * heads + rows.kv_head - plan.first_task;
       merge_partial(args, {args, plan.partials + task * partial_floats(args)}, rows);
     }
-    store_outputs(args, rows);
+    if (end < blocks) {
+      carry_totals(args, rows, {args, plan.to_carry + place});
+    } else {
+      store_outputs(args, rows);
+    }
   }
 }
 

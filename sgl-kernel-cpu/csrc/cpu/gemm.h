@@ -91,6 +91,8 @@ SGL_INLINE int64_t segment_length(const GemmArgs& args) {
 constexpr int64_t kChunkBlocks = 16;
 constexpr int64_t kTileChunkBlocks = 64;
 constexpr int64_t kTileRunFloats = int64_t{256} << 10;
+// And floats of a run where few rows are converted whole; a longer K goes by in several runs.
+constexpr int64_t kSmallRunFloats = int64_t{1} << 20;
 
 // Blocks that K falls into: whole ones inside each segment.
 SGL_INLINE int64_t panel_block_count(const GemmArgs& args, int64_t block_k) {
@@ -114,26 +116,37 @@ SGL_INLINE int64_t tiny_scratch_bytes(const GemmArgs& args, int64_t element) {
   return round_up(rows, 64) + round_up(factors, 64) + round_up(gathered, 64);
 }
 
+// The tiny path holds a whole row of mat1, each segment padded, and a block of weights. Where that
+// takes more, as with segments of a few elements along a long K, a panel serves few rows too; the
+// bits are the same.
+constexpr int64_t kMostTinyBytes = int64_t{16} << 20;
+
+SGL_INLINE bool tiny_fits(const GemmArgs& args, int64_t element) {
+  return args.M <= kTinyRows && tiny_scratch_bytes(args, element) <= kMostTinyBytes;
+}
+
+// Bounded for every shape: at most 9 MiB.
 SGL_INLINE int64_t panel_scratch_bytes(const GemmArgs& args, int64_t element) {
-  // Either many rows of a run of K, or a few rows of all blocks.
+  // Either many rows of a run of K, or a few rows of all blocks, as far as a run goes.
   const bool small = args.M <= kSmallM;
-  const int64_t rows = small ? kSmallM * panel_block_count(args, kMaxBlockK) * kMaxBlockK * 4
-                             : max_i64(kBlockM * kMaxBlockK, kTileRunFloats) * 4;
-  const int64_t factors =
-      small ? kSmallM * panel_block_count(args, kMinBlockK) * 4 : kMaxBlockM * 4;
+  const int64_t rows = small ? kSmallM * kMaxBlockK * panel_block_count(args, kMaxBlockK)
+                             : max_i64(kBlockM * kMaxBlockK, kTileRunFloats);
+  const int64_t factors = small ? kSmallM * panel_block_count(args, kMinBlockK) : kMaxBlockM;
   const int64_t panels = kBlockN * kMaxBlockK * 4;
-  const int64_t blocks = small ? 1 : min_i64(kTileChunkBlocks, div_up(args.N, kBlockN));
+  const int64_t blocks = min_i64(kTileChunkBlocks, div_up(args.N, kBlockN));
   const int64_t row_bytes = round_up(rows_per_block(args), 16) * kBlockN * 4;
   const int64_t sums = blocks * row_bytes;
   const int64_t chains = 2 * row_bytes;
   const int64_t gathered = 2 * kBlockN * kMaxBlockK * element;
-  return rows + round_up(factors, 64) + panels + chains + 2 * sums + gathered;
+  return 4 * min_i64(rows, kSmallRunFloats) +
+         round_up(4 * min_i64(factors, kSmallRunFloats / kMinBlockK), 64) + panels + chains +
+         2 * sums + gathered;
 }
 
 SGL_INLINE int64_t gemm_scratch_bytes(const GemmArgs& args) {
   const int64_t element = element_bytes(args.mat2_type);
   const int64_t panel = panel_scratch_bytes(args, element);
-  return args.M <= kTinyRows ? max_i64(tiny_scratch_bytes(args, element), panel) : panel;
+  return tiny_fits(args, element) ? max_i64(tiny_scratch_bytes(args, element), panel) : panel;
 }
 
 using GemmKernel = void (*)(const GemmArgs& args, TaskRange tasks, void* scratch);

@@ -28,7 +28,7 @@ template <typename scalar_t, typename packed_t, bool has_bias>
 static void gemm_tasks(const GemmArgs& args, TaskRange tasks, void* scratch_bytes) {
   const FpEnvGuard fp_env(DotFor<scalar_t, packed_t>::kFlushSubnormals);
   const Scratch scratch{static_cast<char*>(scratch_bytes)};
-  if (args.M <= TinyDotFor<scalar_t, packed_t>::kMostRows) {
+  if (args.M <= TinyDotFor<scalar_t, packed_t>::kMostRows && tiny_fits(args, sizeof(packed_t))) {
     tinygemm_blocks<scalar_t, packed_t, has_bias>(args, tasks, scratch);
     return;
   }

@@ -47,6 +47,9 @@ struct HeadsArgs {
   bool is_neox = true;
 };
 
+// The longest head, so that scratch is bounded.
+constexpr int64_t kMostHeadDim = int64_t{1} << 20;
+
 // Floats of scratch that a thread needs.
 SGL_INLINE int64_t heads_scratch(const HeadsArgs& args) {
   int64_t floats = round_up(args.rotary_dim, 16);

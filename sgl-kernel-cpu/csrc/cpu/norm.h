@@ -37,9 +37,12 @@ struct RmsNormArgs {
   int64_t group_rows = 1;
 };
 
+// Columns that are looked at in one piece; longer rows go by twice.
+constexpr int64_t kNormPiece = 16384;
+
 // Floats of scratch that a thread needs.
 SGL_INLINE int64_t rms_norm_scratch(const RmsNormArgs& args) {
-  return 3 * round_up(args.columns, 16);
+  return 3 * min_i64(round_up(args.columns, 16), kNormPiece);
 }
 
 }  // namespace sgl_kernel

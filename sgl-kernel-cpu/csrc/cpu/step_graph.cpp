@@ -13,6 +13,7 @@ constexpr int kStepBits = 16;
 constexpr int kTaskBits = 24;
 constexpr uint64_t kMaxTasks = (uint64_t{1} << kTaskBits) - 1;
 constexpr uint64_t kMaxSteps = (uint64_t{1} << kStepBits) - 2;
+constexpr uint64_t kStepMask = (uint64_t{1} << kStepBits) - 1;
 constexpr uint64_t kEnd = ~uint64_t{0};
 
 void pause_briefly() {
@@ -105,14 +106,25 @@ class Run {
   void lead() {
     Ahead ahead(steps_, 0, static_cast<int64_t>(shares_.size()));
     for (size_t i = 0; i < steps_.size() && !failed_.load(std::memory_order_acquire); ++i) {
-      guard([&] { lead_step(i, &ahead); });
+      guard([&] { lead_turns(i, &ahead); });
     }
     current_.store(kEnd, std::memory_order_release);
   }
 
-  void lead_step(size_t index, Ahead* ahead) {
+  void lead_turns(size_t index, Ahead* ahead) {
     const Step& step = steps_[index];
-    const uint64_t count = static_cast<uint64_t>(step.prepare());
+    lead_step(index, step.prepare(), ahead);
+    if (step.again == nullptr) return;
+    for (int64_t count; !failed_.load(std::memory_order_acquire) && (count = step.again()) >= 0;) {
+      lead_step(index - 1, count, ahead);
+      if (failed_.load(std::memory_order_acquire)) return;
+      lead_step(index, step.prepare(), ahead);
+    }
+  }
+
+  void lead_step(size_t index, int64_t tasks, Ahead* ahead) {
+    const Step& step = steps_[index];
+    const uint64_t count = static_cast<uint64_t>(tasks);
     const uint64_t grain = static_cast<uint64_t>(step.grain);
     const uint64_t parts = std::min<uint64_t>(shares_.size(), (count + grain - 1) / grain);
     if (parts <= 1 || count > kMaxTasks) {
@@ -125,7 +137,7 @@ class Run {
       shares_[p].left.store(pack(number, count * p / parts, count * (p + 1) / parts),
                             std::memory_order_release);
     }
-    current_.store(number << 32 | parts, std::memory_order_release);
+    current_.store(++calls_ << 48 | number << 32 | parts, std::memory_order_release);
     work(0, number, parts);
     ahead->go_to(index + 1);
     wait_until([&] { return done_.load(std::memory_order_acquire) == count; },
@@ -137,12 +149,12 @@ class Run {
     uint64_t seen = 0;
     for (;;) {
       uint64_t now = seen;
-      ahead.go_to(seen >> 32);
+      ahead.go_to(seen >> 32 & kStepMask);
       wait_until([&] { return (now = current_.load(std::memory_order_acquire)) != seen; },
                  [&] { return ahead.fetch_some(); });
       if (now == kEnd) return;
       seen = now;
-      work(static_cast<uint64_t>(me), now >> 32, now & 0xFFFFFFFFu);
+      work(static_cast<uint64_t>(me), now >> 32 & kStepMask, now & 0xFFFFFFFFu);
     }
   }
 
@@ -188,8 +200,11 @@ class Run {
   const std::vector<Step>& steps_;
   std::vector<Share> shares_;
   alignas(64) std::atomic<int64_t> arrivals_{0};
-  alignas(64) std::atomic<uint64_t> current_{0};  // number of the step << 32 | its shares
-  alignas(64) std::atomic<uint64_t> done_{0};     // tasks of the current step
+  // Counts calls, so that a step that runs again is a new one, << 48 | number of the step << 32 |
+  // its shares.
+  alignas(64) std::atomic<uint64_t> current_{0};
+  uint64_t calls_ = 0;                         // of the leader
+  alignas(64) std::atomic<uint64_t> done_{0};  // tasks of the current step
   std::atomic<bool> failed_{false};
   std::atomic_flag claimed_ = ATOMIC_FLAG_INIT;
   std::exception_ptr error_;

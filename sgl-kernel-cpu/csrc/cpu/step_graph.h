@@ -28,6 +28,10 @@ struct Step {
   int64_t grain = 1;  // tasks that are worth a thread of their own, or a call
   std::function<void(TaskRange)> run;
   Stream stream;  // what a thread that waits may fetch into its cache before the step begins
+  // For work that goes by in turns, so that it needs less memory: called after the step, says how
+  // many tasks of the step before it there are in a further turn, after which this one runs again;
+  // or -1: that was all.
+  std::function<int64_t()> again = nullptr;
 };
 
 // Calls `body` up to `threads` times, at best on as many threads, and returns when all calls have.

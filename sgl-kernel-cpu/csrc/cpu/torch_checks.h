@@ -7,7 +7,8 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-#include <algorithm>
+#include <cfloat>
+#include <cmath>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -19,16 +20,53 @@ namespace sgl_kernel {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// As Python calls it, without "torch.".
 inline std::string dtype_name(ScalarType dtype) {
   switch (dtype) {
-    case ScalarType::Float8_e4m3fn:
-      return "float8_e4m3fn";
-    case ScalarType::BFloat16:
-      return "bfloat16";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::UInt16:
+      return "uint16";
+    case ScalarType::UInt32:
+      return "uint32";
+    case ScalarType::UInt64:
+      return "uint64";
     case ScalarType::Half:
       return "float16";
     case ScalarType::Float:
       return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::ComplexHalf:
+      return "complex32";
+    case ScalarType::ComplexFloat:
+      return "complex64";
+    case ScalarType::ComplexDouble:
+      return "complex128";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Float8_e5m2:
+      return "float8_e5m2";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
+    case ScalarType::Float8_e5m2fnuz:
+      return "float8_e5m2fnuz";
+    case ScalarType::Float8_e4m3fnuz:
+      return "float8_e4m3fnuz";
+    case ScalarType::Float8_e8m0fnu:
+      return "float8_e8m0fnu";
+    case ScalarType::Float4_e2m1fn_x2:
+      return "float4_e2m1fn_x2";
     default:
       return torch::headeronly::toString(dtype);
   }
@@ -50,10 +88,36 @@ inline std::string device_name(const Tensor& t) {
       return "cuda";
     case torch::headeronly::DeviceType::Meta:
       return "meta";
+    case torch::headeronly::DeviceType::XPU:
+      return "xpu";
+    case torch::headeronly::DeviceType::MPS:
+      return "mps";
+    case torch::headeronly::DeviceType::HPU:
+      return "hpu";
+    case torch::headeronly::DeviceType::XLA:
+      return "xla";
     default:
-      return "device type " + std::to_string(static_cast<int>(t.device().type()));
+      return "another device";
   }
 }
+
+// Whether a gradient would have to flow into a tensor. The stable ABI cannot be asked that, but a
+// view of such a tensor has a history.
+bool tracks_gradient(const Tensor& t);
+
+// While this thread records a graph: notes that its steps use the tensor's memory.
+void note_memory(const Tensor& t);
+
+// What an op accepts of a number.
+enum class NumberRange { any, not_negative, positive };
+
+// There is no memory; registered ops add their name.
+class OutOfMemory : public std::runtime_error {
+ public:
+  OutOfMemory(const std::string& use, int64_t bytes)
+      : std::runtime_error("out of memory: there are no " + std::to_string(bytes) + " bytes for " +
+                           use) {}
+};
 
 // The checks of one op; knows its name so that the callers below read as contracts.
 class Checker {
@@ -69,12 +133,18 @@ class Checker {
     throw std::runtime_error(s.str());
   }
 
+  // Every tensor that an op is given comes by here.
   void dense_cpu(const Tensor& t, const char* argument) const {
     if (!t.defined()) fail(argument, "a tensor", "None");
     if (!t.is_cpu()) fail(argument, "a tensor on cpu", device_name(t));
     if (t.layout() != torch::headeronly::Layout::Strided) {
       fail(argument, "a dense (strided) tensor", "another layout");
     }
+    if (aoti_torch_grad_mode_is_enabled() && tracks_gradient(t)) {
+      fail(argument, "a tensor without gradient, or a call under torch.no_grad()",
+           "one that requires grad: the op has none");
+    }
+    note_memory(t);
   }
 
   void rank(const Tensor& t, const char* argument, int64_t expected, const char* shape) const {
@@ -135,21 +205,21 @@ class Checker {
     }
   }
 
-  // For a tensor that is written: no two rows share memory.
-  void rows_apart(const Tensor& t, const char* argument) const {
-    if (t.numel() == 0) return;
-    std::vector<std::pair<int64_t, int64_t>> dims;  // stride and size, the innermost first
-    for (int64_t d = 0; d + 1 < t.dim(); ++d) {
-      if (t.size(d) > 1) dims.emplace_back(t.stride(d), t.size(d));
-    }
-    std::sort(dims.begin(), dims.end());
-    int64_t extent = t.size(t.dim() - 1);
-    for (const auto& [stride, size] : dims) {
-      if (stride < extent) {
-        fail(argument, "rows that do not overlap in memory", "strides ", strides_name(t));
-      }
-      extent += (size - 1) * stride;
-    }
+  // Numbers come as double and are used as float32, so that is what is checked: finite, and of a
+  // size that float32 holds with all its bits.
+  float number(double value, const char* argument, NumberRange range,
+               const char* expected = nullptr) const {
+    const float used = static_cast<float>(value);
+    const bool held = std::isfinite(used) && (value == 0 || std::fabs(used) >= FLT_MIN);
+    const bool inside =
+        range == NumberRange::any || used > 0 || (range == NumberRange::not_negative && used == 0);
+    if (held && inside) return used;
+    std::string what = expected != nullptr                  ? expected
+                       : range == NumberRange::any          ? "a finite number"
+                       : range == NumberRange::not_negative ? "a finite number of at least 0"
+                                                            : "a finite number above 0";
+    if (std::isfinite(value)) what += ", 1.2e-38 to 3.4e38 in size (float32)";
+    fail(argument, what, value);
   }
 
   void positive(const Tensor& t, const char* argument, int64_t dim, const char* meaning) const {
@@ -159,7 +229,8 @@ class Checker {
     }
   }
 
- private:
+  const char* op() const { return op_; }
+
   static std::string strides_name(const Tensor& t) {
     std::ostringstream s;
     s << '[';
@@ -168,6 +239,7 @@ class Checker {
     return s.str();
   }
 
+ private:
   const char* op_;
 };
 

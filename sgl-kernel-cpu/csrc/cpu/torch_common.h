@@ -8,7 +8,7 @@
 
 #include "packing.h"
 #include "rows.h"
-#include "torch_checks.h"
+#include "torch_memory.h"
 #include "torch_steps.h"
 
 namespace sgl_kernel {
@@ -27,7 +27,7 @@ void* thread_buffer(int64_t bytes) {
     buffer.reset();
     capacity = 0;
     buffer.reset(std::aligned_alloc(64, static_cast<size_t>(rounded)));
-    if (buffer == nullptr) throw std::bad_alloc();
+    if (buffer == nullptr) throw OutOfMemory("a thread's scratch", rounded);
     capacity = rounded;
   }
   return buffer.get();

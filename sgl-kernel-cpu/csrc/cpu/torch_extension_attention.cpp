@@ -2,12 +2,14 @@
 //
 // A decode step falls into equal blocks of keys, a prefill into blocks of queries whose costs
 // differ: there each thread takes the next one when it is done. Neither changes a bit of a result.
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "torch_heads.h"
+#include "torch_ops.h"
 
 namespace sgl_kernel {
 namespace {
@@ -35,12 +37,11 @@ void set_cache_side(const Checker& check, const Tensor& cache, const char* argum
   check_cache(check, cache, argument);
   check.size(cache, argument, 1, num_kv_heads, "heads of k_cache");
   check.unit_last_stride(cache, argument);
-  check_scale(check, scale, scale_argument);
   side->data = cache.const_data_ptr();
   side->type = element_type(cache.scalar_type());
   side->slot_stride = cache.stride(0);
   side->head_stride = cache.stride(1);
-  side->scale = static_cast<float>(scale);
+  side->scale = check.number(scale, scale_argument, NumberRange::positive);
 }
 
 void set_fresh_side(const Checker& check, const Tensor& t, const char* argument, int64_t tokens,
@@ -84,13 +85,19 @@ AttentionArgs cache_args(const Checker& check, const Tensor& k_cache, const Tens
                "heads that are a multiple of the cache's, " + std::to_string(args.num_kv_heads),
                num_heads);
   }
+  const int64_t longest = max_i64(args.head_dim, args.v_head_dim);
+  if (longest > kMostAttentionDim ||
+      args.group() > kMostGroupElements / max_i64(args.padded_k(), args.padded_v())) {
+    check.fail(k_name,
+               "heads of at most " + std::to_string(kMostAttentionDim) + " elements, and " +
+                   std::to_string(kMostGroupElements) + " in the query heads that share one",
+               longest, " elements for ", args.group(), " query heads");
+  }
   set_cache_side(check, k_cache, k_name, args.num_kv_heads, options.k_scale, "k_scale", &args.k);
   set_cache_side(check, v_cache, v_name, args.num_kv_heads, options.v_scale, "v_scale", &args.v);
-  if (!(options.logit_cap >= 0) || options.logit_cap * 0 != 0) {
-    check.fail("logit_cap", "a finite number above 0, or 0 for none", options.logit_cap);
-  }
-  args.scale = static_cast<float>(options.sm_scale);
-  args.logit_cap = static_cast<float>(options.logit_cap);
+  args.scale = check.number(options.sm_scale, "sm_scale", NumberRange::any);
+  args.logit_cap = check.number(options.logit_cap, "logit_cap", NumberRange::not_negative,
+                                "a finite number above 0, or 0 for none");
   args.sliding_window = options.sliding_window;
   if (options.sinks.has_value()) {
     const Tensor& sinks = *options.sinks;
@@ -117,7 +124,6 @@ void set_queries(const Checker& check, const Tensor& q, const char* argument, co
   check.size(out, out_argument, 2, args->v_head_dim, "v_head_dim of the cache");
   check.unit_last_stride(q, argument);
   check.unit_last_stride(out, out_argument);
-  check.rows_apart(out, out_argument);
   args->q = q.const_data_ptr();
   args->q_type = element_type(q.scalar_type());
   args->q_token_stride = q.stride(0);
@@ -197,6 +203,26 @@ void set_requests(const Checker& check, const Tensor& req_to_token, const Tensor
   check_requests(check, *batch, *args);
 }
 
+// The requests' rows of the output are theirs alone.
+void check_rows_apart(const Checker& check, const Batch& batch) {
+  const int64_t requests = static_cast<int64_t>(batch.extend_lens.size());
+  std::vector<int64_t> order;
+  for (int64_t r = 0; r < requests; ++r) {
+    if (batch.extend_lens[r] > 0) order.push_back(r);
+  }
+  const auto starts_before = [&batch](int64_t a, int64_t b) {
+    return batch.extend_starts[a] < batch.extend_starts[b];
+  };
+  std::sort(order.begin(), order.end(), starts_before);
+  for (size_t i = 1; i < order.size(); ++i) {
+    const int64_t r = order[i], before = order[i - 1];
+    if (batch.extend_starts[r] < batch.extend_starts[before] + batch.extend_lens[before]) {
+      check.fail("extend_start_loc", "rows that belong to one request", batch.extend_starts[r],
+                 " for request ", r, ", among the rows of request ", before);
+    }
+  }
+}
+
 // Multiply-adds that a thread should have at least.
 constexpr int64_t kMinAttentionWork = int64_t{1} << 17;
 
@@ -210,7 +236,8 @@ struct DecodeStep {
   DecodePlan plan;
   std::vector<int64_t> task_begins;
 
-  int64_t tasks() const { return task_begins.back(); }
+  int64_t turn_tasks() const { return plan.end_task - plan.first_task; }
+  int64_t turn_pairs() const { return (plan.end_request - plan.first_request) * args.num_kv_heads; }
 
   // Cuts the work by the lengths as they are now. Partial results lie in memory of this thread.
   void make_plan() {
@@ -219,8 +246,8 @@ struct DecodeStep {
       task_begins[r + 1] = task_begins[r] + args.num_kv_heads * args.key_blocks(r);
     }
     plan.task_begins = task_begins.data();
-    plan.partials =
-        static_cast<float*>(thread_buffer<AttentionPartials>(tasks() * partial_floats(args) * 4));
+    const int64_t floats = decode_plan_floats(args, task_begins.back());
+    start_turns(args, static_cast<float*>(thread_buffer<AttentionPartials>(floats * 4)), &plan);
   }
 
   // What a graph does before it runs the step again.
@@ -238,20 +265,33 @@ void run_decode(const std::shared_ptr<DecodeStep>& step) {
   step->make_plan();
   // Reading a key or value costs about as much as eight multiply-adds.
   const int64_t task_work = kKeyBlock * (args.head_dim + args.v_head_dim) * (args.group() + 8);
-  run_step(
-      step->tasks(), max_i64(1, kMinAttentionWork / task_work),
-      [step] {
-        step->refresh();
-        return step->tasks();
-      },
-      [kernels, step](TaskRange tasks) {
-        kernels->decode_attention(step->args, step->plan, tasks, attention_memory(step->args));
-      });
-  const int64_t pairs = args.requests * args.num_kv_heads;
-  const int64_t pair_work = partial_floats(args) * max_i64(1, step->tasks() / max_i64(1, pairs));
-  run_step(pairs, max_i64(1, kMinAttentionWork / pair_work), [kernels, step](TaskRange pairs) {
+  const int64_t grain = max_i64(1, kMinAttentionWork / task_work);
+  const auto decode = [kernels, step](TaskRange tasks) {
+    const int64_t first = step->plan.first_task;
+    kernels->decode_attention(step->args, step->plan, {first + tasks.begin, first + tasks.end},
+                              attention_memory(step->args));
+  };
+  const int64_t pair_work =
+      partial_floats(args) * max_i64(1, step->turn_tasks() / max_i64(1, step->turn_pairs()));
+  const int64_t pair_grain = max_i64(1, kMinAttentionWork / pair_work);
+  const auto merge = [kernels, step](TaskRange pairs) {
     kernels->merge_attention(step->args, step->plan, pairs, attention_memory(step->args));
-  });
+  };
+  if (recording().graph != nullptr) {
+    const auto refresh = [step] {
+      step->refresh();
+      return step->turn_tasks();
+    };
+    const auto again = [step] {
+      return next_turn(step->args, &step->plan) ? step->turn_tasks() : -1;
+    };
+    record_step({refresh, grain, decode, {}});
+    record_step({[step] { return step->turn_pairs(); }, pair_grain, merge, {}, again});
+  }
+  do {
+    run_tasks(step->turn_tasks(), grain, decode);
+    run_tasks(step->turn_pairs(), pair_grain, merge);
+  } while (next_turn(args, &step->plan));
 }
 
 void run_extend(const AttentionArgs& args) {
@@ -285,7 +325,7 @@ void set_decode_batch(int64_t requests, Batch* batch) {
 void decode_attention_cpu(const Tensor& query, Tensor k_cache, Tensor v_cache, Tensor output,
                           const std::optional<Tensor>& key, const std::optional<Tensor>& value,
                           const std::optional<Tensor>& loc,
-                          const std::optional<Tensor>& /*attn_logits*/, const Tensor& req_to_token,
+                          const std::optional<Tensor>& attn_logits, const Tensor& req_to_token,
                           const Tensor& req_pool_indices, const Tensor& seq_lens, double sm_scale,
                           double logit_cap, int64_t sliding_window,
                           const std::optional<Tensor>& sinks, double k_scale, double v_scale) {
@@ -304,6 +344,24 @@ void decode_attention_cpu(const Tensor& query, Tensor k_cache, Tensor v_cache, T
   if (key.has_value() != value.has_value() || key.has_value() != loc.has_value()) {
     check.fail("key, value, loc", "all three or none", "some of them");
   }
+  if (attn_logits.has_value()) check.dense_cpu(*attn_logits, "attn_logits");  // not used
+  MemoryUse memory;
+  memory.writes(output, "output");
+  memory.reads(query, "query");
+  memory.reads(req_to_token, "req_to_token");
+  memory.reads(req_pool_indices, "req_pool_indices");
+  memory.reads(seq_lens, "seq_lens");
+  memory.reads(sinks, "sinks");
+  if (!key.has_value()) {
+    memory.reads(k_cache, "k_cache");
+    memory.reads(v_cache, "v_cache");
+  } else {
+    use_caches(*key, *value, k_cache, v_cache, k_scale, v_scale, &memory);
+    memory.reads(key, "key");
+    memory.reads(value, "value");
+    memory.reads(loc, "loc");
+  }
+  memory.check(check);
   if (key.has_value()) {
     HeadsArgs heads;
     heads.tokens = requests;
@@ -350,7 +408,7 @@ void extend_attention_cpu(const Tensor& q_extend, const std::optional<Tensor>& k
   check.rank(seq_lens, "seq_lens", 1, "[requests]");
   const int64_t requests = seq_lens.size(0);
   const Indices lengths(check, extend_seq_lens, "extend_seq_lens", requests, "requests",
-                        max_i64(0, max_len_extend) + 1, "max_len_extend + 1");
+                        min_i64(max_i64(0, max_len_extend), tokens) + 1, "max_len_extend, T");
   const Indices starts(check, extend_start_loc, "extend_start_loc", requests, "requests",
                        tokens + 1, "T + 1");
   Batch batch;
@@ -358,6 +416,21 @@ void extend_attention_cpu(const Tensor& q_extend, const std::optional<Tensor>& k
   batch.extend_starts.assign(starts.data(), starts.data() + requests);
   set_requests(check, req_to_token, req_pool_indices, seq_lens, tokens, k_buffer.size(0), &batch,
                &args);
+  check_rows_apart(check, batch);
+  MemoryUse memory;
+  memory.writes(o_extend, "o_extend");
+  memory.reads(q_extend, "q_extend");
+  memory.reads(k_extend, "k_extend");
+  memory.reads(v_extend, "v_extend");
+  memory.reads(k_buffer, "k_buffer");
+  memory.reads(v_buffer, "v_buffer");
+  memory.reads(req_to_token, "req_to_token");
+  memory.reads(req_pool_indices, "req_pool_indices");
+  memory.reads(seq_lens, "seq_lens");
+  memory.reads(extend_seq_lens, "extend_seq_lens");
+  memory.reads(extend_start_loc, "extend_start_loc");
+  memory.reads(sinks, "sinks");
+  memory.check(check);
   run_extend(args);
 }
 
@@ -372,9 +445,8 @@ Tensor fused_qkv_attention_cpu(Tensor qkv, const Tensor& positions, const Tensor
                                const std::optional<Tensor>& sinks, double k_scale, double v_scale,
                                const std::optional<Tensor>& q_scale) {
   const Checker check("fused_qkv_attention_cpu");
-  const QkvHeads heads(check, qkv, positions, cos_sin_cache, is_neox, num_heads, num_kv_heads,
-                       q_weight, k_weight, eps, k_cache, v_cache, indices, k_scale, v_scale,
-                       q_scale);
+  QkvHeads heads(check, qkv, positions, cos_sin_cache, is_neox, num_heads, num_kv_heads, q_weight,
+                 k_weight, eps, k_cache, v_cache, indices, k_scale, v_scale, q_scale);
   const int64_t tokens = qkv.size(0);
   const Options options{sm_scale, logit_cap, sliding_window, sinks, k_scale, v_scale};
   const auto step = std::make_shared<DecodeStep>(check);
@@ -406,6 +478,14 @@ Tensor fused_qkv_attention_cpu(Tensor qkv, const Tensor& positions, const Tensor
   }
   set_requests(check, req_to_token, req_pool_indices, seq_lens, tokens, k_cache.size(0), &batch,
                &args);
+
+  MemoryUse& memory = heads.memory();
+  memory.reads(req_to_token, "req_to_token");
+  memory.reads(req_pool_indices, "req_pool_indices");
+  memory.reads(seq_lens, "seq_lens");
+  memory.reads(extend_seq_lens, "extend_seq_lens");
+  memory.reads(sinks, "sinks");
+  memory.check(check);
 
   const int64_t shape[2] = {tokens, num_heads * args.v_head_dim};
   Tensor out = new_output(qkv, {shape, 2}, qkv.scalar_type());
@@ -447,7 +527,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
 
 // Not the CPU key, see torch_extension_cpu.cpp.
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
-  m.impl("decode_attention_cpu", TORCH_BOX(&sgl_kernel::decode_attention_cpu));
-  m.impl("extend_attention_cpu", TORCH_BOX(&sgl_kernel::extend_attention_cpu));
-  m.impl("fused_qkv_attention_cpu", TORCH_BOX(&sgl_kernel::fused_qkv_attention_cpu));
+  SGL_IMPL(m, decode_attention_cpu);
+  SGL_IMPL(m, extend_attention_cpu);
+  SGL_IMPL(m, fused_qkv_attention_cpu);
 }

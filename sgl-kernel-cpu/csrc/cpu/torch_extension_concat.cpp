@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "torch_common.h"
+#include "torch_ops.h"
 
 namespace sgl_kernel {
 namespace {
@@ -73,5 +74,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
 
 // Not the CPU key, see torch_extension_cpu.cpp.
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
-  m.impl("concat_columns_cpu", TORCH_BOX(&sgl_kernel::concat_columns_cpu));
+  SGL_IMPL(m, concat_columns_cpu);
 }

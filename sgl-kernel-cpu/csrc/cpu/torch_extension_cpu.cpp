@@ -8,6 +8,7 @@
 #include "gemm.h"
 #include "huge_pages.h"
 #include "torch_common.h"
+#include "torch_ops.h"
 #include "torch_rows.h"
 
 namespace sgl_kernel {
@@ -234,7 +235,6 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
   check.size(out, "out", 2, mat2.size(1), "N of mat2");
   check.unit_last_stride(mat1, "mat1");
   check.unit_last_stride(out, "out");
-  check.rows_apart(out, "out");
   check.contiguous(mat2, "mat2");
 
   BmmArgs args;
@@ -273,6 +273,12 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
     set_scales(*scale, gemm.N, gemm.K, &gemm);
     args.scale_batch_stride = scale->numel() == 1 ? 0 : 1;
   }
+  MemoryUse memory;
+  memory.writes(out, "out");
+  memory.reads(mat1, "mat1");
+  memory.reads(mat2, "mat2");
+  memory.reads(scale, "scale");
+  memory.check(check);
 
   const KernelTable* table = &kernel_table(active_tier());
   choose_row_block(*table, div_up(torch::stable::get_num_threads(), max_i64(1, args.batch)), &gemm);
@@ -296,7 +302,7 @@ Tensor convert_weight_packed(const Tensor& weight) {
   check.positive(weight, "weight", dims - 1, "K");
   const Tensor source = torch::stable::contiguous(weight);
 
-  Tensor packed = torch::stable::new_empty(weight, weight.sizes());
+  Tensor packed = new_output(weight, weight.sizes(), weight.scalar_type());
   const int64_t batch = dims == 3 ? weight.size(0) : 1;
   const int64_t N = weight.size(dims - 2);
   const int64_t K = weight.size(dims - 1);
@@ -340,10 +346,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
 // Not the CPU key: a tensor of another device then reaches the checks above, and gets their
 // message.
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
-  m.impl("convert_weight_packed", TORCH_BOX(&sgl_kernel::convert_weight_packed));
-  m.impl("fp8_scaled_mm_cpu", TORCH_BOX(&sgl_kernel::fp8_scaled_mm_cpu));
-  m.impl("fp8_per_tensor_scaled_mm_cpu", TORCH_BOX(&sgl_kernel::fp8_per_tensor_scaled_mm_cpu));
-  m.impl("fp8_per_channel_scaled_mm_cpu", TORCH_BOX(&sgl_kernel::fp8_per_channel_scaled_mm_cpu));
-  m.impl("weight_packed_linear", TORCH_BOX(&sgl_kernel::weight_packed_linear));
-  m.impl("bmm_cpu", TORCH_BOX(&sgl_kernel::bmm_cpu));
+  SGL_IMPL(m, convert_weight_packed);
+  SGL_IMPL(m, fp8_scaled_mm_cpu);
+  SGL_IMPL(m, fp8_per_tensor_scaled_mm_cpu);
+  SGL_IMPL(m, fp8_per_channel_scaled_mm_cpu);
+  SGL_IMPL(m, weight_packed_linear);
+  SGL_IMPL(m, bmm_cpu);
 }

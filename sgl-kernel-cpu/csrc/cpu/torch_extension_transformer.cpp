@@ -7,6 +7,7 @@
 
 #include "embedding.h"
 #include "torch_heads.h"
+#include "torch_ops.h"
 #include "torch_rows.h"
 #include "transformer_tiers.h"
 
@@ -52,7 +53,7 @@ RmsNormArgs norm_args(const Checker& check, const Tensor& input, const Tensor& w
   set_weight(check, weight, "weight", input.size(last), "N of input");
   RmsNormArgs args;
   args.columns = input.size(last);
-  args.eps = static_cast<float>(eps);
+  args.eps = check.number(eps, "eps", NumberRange::not_negative);
   args.input = input.const_data_ptr();
   args.input_type = element_type(input.scalar_type());
   args.weight = weight.const_data_ptr();
@@ -87,7 +88,6 @@ RmsNormArgs add_norm_args(const Checker& check, const Tensor& input, const Tenso
   check.same_rows(residual, "residual", input, "input");
   check.size(residual, "residual", input.dim() - 1, args.columns, "N of input");
   check.unit_last_stride(residual, "residual");
-  check.rows_apart(residual, "residual");
   args.residual = residual.mutable_data_ptr();
   args.residual_type = element_type(residual.scalar_type());
   return args;
@@ -104,7 +104,11 @@ void run_add_norm(RmsNormArgs args, const Tensor& input, const Tensor& residual,
 void fused_add_rmsnorm_cpu(Tensor input, Tensor residual, const Tensor& weight, double eps) {
   const Checker check("fused_add_rmsnorm_cpu");
   const RmsNormArgs args = add_norm_args(check, input, residual, weight, eps);
-  check.rows_apart(input, "input");
+  MemoryUse memory;
+  memory.writes(input, "input");
+  memory.writes(residual, "residual");
+  memory.reads(weight, "weight");
+  memory.check(check);
   run_add_norm(args, input, residual, input);
 }
 
@@ -114,6 +118,11 @@ Tensor add_rmsnorm_cpu(const Tensor& input, Tensor residual, const Tensor& weigh
   const RmsNormArgs args = add_norm_args(check, input, residual, weight, eps);
   const ScalarType dtype = out_dtype.value_or(input.scalar_type());
   check_float_out_dtype(check, dtype);
+  MemoryUse memory;
+  memory.writes(residual, "residual");
+  memory.reads(input, "input");
+  memory.reads(weight, "weight");
+  memory.check(check);
   Tensor out = new_output(input, input.sizes(), dtype);
   run_add_norm(args, input, residual, out);
   return out;
@@ -198,6 +207,10 @@ std::tuple<Tensor, Tensor> topk_softmax_cpu(const Tensor& hidden_states,
   check.dense_cpu(hidden_states, "hidden_states");
   check.rank(hidden_states, "hidden_states", 2, "[M, K]");
   check.size(hidden_states, "hidden_states", 0, gating_output.size(0), "M of gating_output");
+  if (gating_output.size(1) > kMostExperts) {
+    check.fail("gating_output", "at most " + std::to_string(kMostExperts) + " experts",
+               gating_output.size(1));
+  }
   if (topk < 1 || topk > gating_output.size(1)) {
     check.fail("topk", "1 to the number of experts, " + std::to_string(gating_output.size(1)),
                topk);
@@ -299,7 +312,7 @@ std::tuple<Tensor, Tensor> rotary_embedding_cpu(const Tensor& positions, Tensor 
                                                 int64_t head_size, const Tensor& cos_sin_cache,
                                                 bool is_neox) {
   const Checker check("rotary_embedding_cpu");
-  if (head_size < 1) check.fail("head_size", "1 or more", head_size);
+  check_head_dim(check, head_size, "head_size");
   HeadPair pair(check, query, "query", head_size, key, "key", head_size);
   if (query.dim() != 4) {
     check.rank(
@@ -307,10 +320,6 @@ std::tuple<Tensor, Tensor> rotary_embedding_cpu(const Tensor& positions, Tensor 
         query.dim() == 2 ? "[T, heads * head_size] as query" : "[T, heads, head_size] as query");
   }
   const bool in_place = query.dim() != 3;
-  if (in_place) {
-    check.rows_apart(query, "query");
-    check.rows_apart(key, "key");
-  }
   check_cos_sin(check, cos_sin_cache);
   const auto checked =
       std::make_shared<Indices>(check, positions, "positions", pair.tokens(), "T of query",
@@ -318,6 +327,14 @@ std::tuple<Tensor, Tensor> rotary_embedding_cpu(const Tensor& positions, Tensor 
   HeadsArgs& args = pair.args();
   set_rotation(check, cos_sin_cache, head_size, is_neox, *checked, &args);
   args.groups[0].rotate = args.groups[1].rotate = true;
+  if (in_place) {
+    MemoryUse memory;
+    memory.writes(query, "query");
+    memory.writes(key, "key");
+    memory.reads(positions, "positions");
+    memory.reads(cos_sin_cache, "cos_sin_cache");
+    memory.check(check);
+  }
   const Tensor query_out = new_like(query), key_out = new_like(key);
   if (in_place) {
     pair.run(query, key, {checked});
@@ -337,9 +354,11 @@ std::tuple<Tensor, Tensor> fused_qk_rmsnorm_cpu(const Tensor& q, const Tensor& k
   check.rank(k_weight, "k_weight", 1, "[N]");
   check.positive(q_weight, "q_weight", 0, "N");
   check.positive(k_weight, "k_weight", 0, "N");
+  check_head_dim(check, q_weight.size(0), "q_weight");
+  check_head_dim(check, k_weight.size(0), "k_weight");
   HeadPair pair(check, q, "q", q_weight.size(0), k, "k", k_weight.size(0));
   HeadsArgs& args = pair.args();
-  args.eps = static_cast<float>(eps);
+  args.eps = check.number(eps, "eps", NumberRange::not_negative);
   set_norm(check, q_weight, "q_weight", &args.groups[0]);
   set_norm(check, k_weight, "k_weight", &args.groups[1]);
   const Tensor q_out = new_like(q), k_out = new_like(k);
@@ -390,6 +409,12 @@ void store_cache_cpu(const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_
   set_cache(check, v_cache, "v_cache", *slots, v_scale, "v_scale", &args.groups[1]);
   check_stored(check, k, "k", k_cache, "k_cache", k_scale, "k_scale");
   check_stored(check, v, "v", v_cache, "v_cache", v_scale, "v_scale");
+  MemoryUse memory;
+  use_caches(k, v, k_cache, v_cache, k_scale, v_scale, &memory);
+  memory.reads(k, "k");
+  memory.reads(v, "v");
+  memory.reads(indices, "indices");
+  memory.check(check);
   run_heads(args, {slots});
 }
 
@@ -400,9 +425,9 @@ void fused_qk_norm_rope_store_cpu(Tensor qkv, const Tensor& positions, const Ten
                                   Tensor v_cache, const Tensor& indices, double k_scale,
                                   double v_scale, const std::optional<Tensor>& q_scale) {
   const Checker check("fused_qk_norm_rope_store_cpu");
-  const QkvHeads heads(check, qkv, positions, cos_sin_cache, is_neox, num_heads, num_kv_heads,
-                       q_weight, k_weight, eps, k_cache, v_cache, indices, k_scale, v_scale,
-                       q_scale);
+  QkvHeads heads(check, qkv, positions, cos_sin_cache, is_neox, num_heads, num_kv_heads, q_weight,
+                 k_weight, eps, k_cache, v_cache, indices, k_scale, v_scale, q_scale);
+  heads.memory().check(check);
   heads.run();
 }
 
@@ -443,14 +468,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
 
 // Not the CPU key, see torch_extension_cpu.cpp.
 STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
-  m.impl("packed_embedding_cpu", TORCH_BOX(&sgl_kernel::packed_embedding_cpu));
-  m.impl("rmsnorm_cpu", TORCH_BOX(&sgl_kernel::rmsnorm_cpu));
-  m.impl("fused_add_rmsnorm_cpu", TORCH_BOX(&sgl_kernel::fused_add_rmsnorm_cpu));
-  m.impl("add_rmsnorm_cpu", TORCH_BOX(&sgl_kernel::add_rmsnorm_cpu));
-  m.impl("silu_and_mul_cpu", TORCH_BOX(&sgl_kernel::silu_and_mul_cpu));
-  m.impl("topk_softmax_cpu", TORCH_BOX(&sgl_kernel::topk_softmax_cpu));
-  m.impl("rotary_embedding_cpu", TORCH_BOX(&sgl_kernel::rotary_embedding_cpu));
-  m.impl("fused_qk_rmsnorm_cpu", TORCH_BOX(&sgl_kernel::fused_qk_rmsnorm_cpu));
-  m.impl("store_cache_cpu", TORCH_BOX(&sgl_kernel::store_cache_cpu));
-  m.impl("fused_qk_norm_rope_store_cpu", TORCH_BOX(&sgl_kernel::fused_qk_norm_rope_store_cpu));
+  SGL_IMPL(m, packed_embedding_cpu);
+  SGL_IMPL(m, rmsnorm_cpu);
+  SGL_IMPL(m, fused_add_rmsnorm_cpu);
+  SGL_IMPL(m, add_rmsnorm_cpu);
+  SGL_IMPL(m, silu_and_mul_cpu);
+  SGL_IMPL(m, topk_softmax_cpu);
+  SGL_IMPL(m, rotary_embedding_cpu);
+  SGL_IMPL(m, fused_qk_rmsnorm_cpu);
+  SGL_IMPL(m, store_cache_cpu);
+  SGL_IMPL(m, fused_qk_norm_rope_store_cpu);
 }

@@ -14,7 +14,6 @@ void check_rows(const Checker& check, const Tensor& t, const char* argument) {
   check_float_dtype(check, t, argument);
   check.rank(t, argument, 2, "[M, N]");
   check.unit_last_stride(t, argument);
-  check.rows_apart(t, argument);
 }
 
 void run_heads(const HeadsArgs& args, const std::vector<SharedIndices>& indices) {
@@ -94,23 +93,31 @@ void set_norm(const Checker& check, const Tensor& weight, const char* argument, 
   group->weight_type = element_type(weight.scalar_type());
 }
 
-void check_scale(const Checker& check, double scale, const char* argument) {
-  if (!(scale > 0) || scale * 0 != 0) check.fail(argument, "a finite number above 0", scale);
-}
-
 void set_cache(const Checker& check, const Tensor& cache, const char* argument,
                const Indices& slots, double scale, const char* scale_argument, HeadGroup* group) {
   check.size(cache, argument, 1, group->heads, "heads");
   check.size(cache, argument, 2, group->head_dim, "head_dim");
   check.unit_last_stride(cache, argument);
-  check.rows_apart(cache, argument);
-  check_scale(check, scale, scale_argument);
   group->dst = cache.mutable_data_ptr();
   group->dst_type = element_type(cache.scalar_type());
   group->dst_token_stride = cache.stride(0);
   group->dst_head_stride = cache.stride(1);
   group->dst_slots = slots.data();
-  group->dst_scale = static_cast<float>(scale);
+  group->dst_scale = check.number(scale, scale_argument, NumberRange::positive);
+}
+
+void use_caches(const Tensor& k, const Tensor& v, const Tensor& k_cache, const Tensor& v_cache,
+                double k_scale, double v_scale, MemoryUse* memory) {
+  memory->writes(k_cache, "k_cache");
+  const bool latent = k_scale == v_scale && v_cache.size(2) <= k_cache.size(2) &&
+                      same_rows(k_cache, v_cache) && same_rows(k, v);
+  if (!latent) memory->writes(v_cache, "v_cache");
+}
+
+void check_head_dim(const Checker& check, int64_t head_dim, const char* argument) {
+  if (head_dim < 1 || head_dim > kMostHeadDim) {
+    check.fail(argument, "heads of 1 to " + std::to_string(kMostHeadDim) + " elements", head_dim);
+  }
 }
 
 void check_cache(const Checker& check, const Tensor& cache, const char* argument, bool or_bytes) {
@@ -122,6 +129,7 @@ void check_cache(const Checker& check, const Tensor& cache, const char* argument
   }
   check.rank(cache, argument, 3, "[slots, heads, head_dim]");
   check.positive(cache, argument, 2, "head_dim");
+  check_head_dim(check, cache.size(2), argument);
 }
 
 void check_caches(const Checker& check, const Tensor& k_cache, const Tensor& v_cache,
@@ -158,7 +166,7 @@ QkvHeads::QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positi
   HeadsArgs& args = args_;
   args.tokens = qkv.size(0);
   args.group_count = 3;
-  args.eps = static_cast<float>(eps);
+  args.eps = check.number(eps, "eps", NumberRange::not_negative);
   indices_.push_back(std::make_shared<Indices>(check, positions, "positions", args.tokens,
                                                "T of qkv", cos_sin_cache.size(0),
                                                "rows of cos_sin_cache"));
@@ -200,6 +208,15 @@ QkvHeads::QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positi
     check.contiguous(*q_scale, "q_scale");
     args.groups[0].position_scale = static_cast<const float*>(q_scale->const_data_ptr());
   }
+  memory_.writes(qkv, "qkv");
+  memory_.writes(k_cache, "k_cache");
+  memory_.writes(v_cache, "v_cache");
+  memory_.reads(positions, "positions");
+  memory_.reads(cos_sin_cache, "cos_sin_cache");
+  memory_.reads(q_weight, "q_weight");
+  memory_.reads(k_weight, "k_weight");
+  memory_.reads(indices, "indices");
+  memory_.reads(q_scale, "q_scale");
 }
 
 }  // namespace sgl_kernel

@@ -12,7 +12,7 @@ namespace sgl_kernel {
 
 void set_weight(const Checker& check, const Tensor& weight, const char* argument, int64_t columns,
                 const char* meaning);
-// A 2-D tensor that is written: its rows do not overlap.
+// A 2-D tensor with strided rows.
 void check_rows(const Checker& check, const Tensor& t, const char* argument);
 // `indices`: what args points to.
 void run_heads(const HeadsArgs& args, const std::vector<SharedIndices>& indices);
@@ -25,10 +25,14 @@ void set_rotation(const Checker& check, const Tensor& cos_sin_cache, int64_t hea
                   const Indices& positions, HeadsArgs* args);
 void check_cos_sin(const Checker& check, const Tensor& cos_sin_cache);
 void set_norm(const Checker& check, const Tensor& weight, const char* argument, HeadGroup* group);
-void check_scale(const Checker& check, double scale, const char* argument);
 // A [slots, heads, head_dim] cache as the place where the heads of `group` go.
 void set_cache(const Checker& check, const Tensor& cache, const char* argument,
                const Indices& slots, double scale, const char* scale_argument, HeadGroup* group);
+// Notes that keys and values are stored in the caches. In latent attention values are the first
+// columns of keys; then v_cache may be those of k_cache, since both stores write the same bytes.
+void use_caches(const Tensor& k, const Tensor& v, const Tensor& k_cache, const Tensor& v_cache,
+                double k_scale, double v_scale, MemoryUse* memory);
+void check_head_dim(const Checker& check, int64_t head_dim, const char* argument);
 // or_bytes: codes may come as uint8.
 void check_cache(const Checker& check, const Tensor& cache, const char* argument,
                  bool or_bytes = false);
@@ -45,11 +49,14 @@ class QkvHeads {
            const Tensor& k_cache, const Tensor& v_cache, const Tensor& indices, double k_scale,
            double v_scale, const std::optional<Tensor>& q_scale);
 
+  // What the arguments are used for. The caller adds its own, and checks them before run().
+  MemoryUse& memory() { return memory_; }
   void run() const { run_heads(args_, indices_); }
 
  private:
   HeadsArgs args_;
   std::vector<SharedIndices> indices_;
+  MemoryUse memory_;
 };
 
 }  // namespace sgl_kernel

@@ -1,7 +1,6 @@
 // How the ops run their work: on Torch's threads, and into a graph while one is recorded.
 #pragma once
 
-#include <deque>
 #include <functional>
 
 #include "step_graph.h"
@@ -15,14 +14,21 @@ struct Place {
   int64_t bytes = 0;
 };
 
+class RecordedGraph;
+
 // What a thread records, if it does, and where the next outputs are to lie.
 struct Recording {
-  StepGraph* graph = nullptr;
-  std::deque<Place> places;
+  RecordedGraph* graph = nullptr;
+  const Place* next_place = nullptr;
+  const Place* end_of_places = nullptr;
 };
 Recording& recording();
 
-// A new contiguous tensor for an op's result. Throws if it is not as large as its place.
+// Adds a step to the graph that this thread records.
+void record_step(Step step);
+
+// A new contiguous tensor for an op's result. Throws if it is not as large as its place, and
+// OutOfMemory.
 Tensor new_output(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
                   ScalarType dtype);
 
@@ -33,18 +39,24 @@ void refuse_recording(const Checker& check);
 // of Torch's would have, all take as long as the thread that something else disturbs.
 void share_step(const Step& step);
 
-// Runs tasks [0, count), at least `grain` for a thread. `run` takes a TaskRange; where a graph is
-// recorded it is kept and run again, and so must hold all that it needs but the memory of tensors.
-// `prepare` gives count anew and looks at whatever may have changed since.
-template <typename Prepare, typename Run>
-void run_step(int64_t count, int64_t grain, const Prepare& prepare, const Run& run,
-              Stream stream = {}) {
+// Runs tasks [0, count), at least `grain` for a thread.
+template <typename Run>
+void run_tasks(int64_t count, int64_t grain, const Run& run) {
   if (count > grain && torch::stable::get_num_threads() > 1) {
     share_step({[count] { return count; }, grain, std::cref(run), {}});
   } else if (count > 0) {
     run(TaskRange{0, count});
   }
-  if (StepGraph* graph = recording().graph) graph->add({prepare, grain, run, stream});
+}
+
+// The same. `run` takes a TaskRange; where a graph is recorded it is kept and run again, and so
+// must hold all that it needs but the memory of tensors. `prepare` gives count anew and looks at
+// whatever may have changed since.
+template <typename Prepare, typename Run>
+void run_step(int64_t count, int64_t grain, const Prepare& prepare, const Run& run,
+              Stream stream = {}) {
+  run_tasks(count, grain, run);
+  if (recording().graph != nullptr) record_step({prepare, grain, run, stream});
 }
 
 // The same for work that depends on shapes alone.

@@ -14,7 +14,7 @@ register_cpu_ci(est_time=3, suite="per-commit")
 
 ROWS, SIZE, LAYERS = 3, 96, 12
 WEIGHT = torch.rand(SIZE)
-ONES = torch.ones(16)
+ONES, TWOS = torch.ones(16), torch.full((16,), 2.0)
 
 
 def layers(x: Tensor, count: int = LAYERS) -> tuple[Tensor, Tensor]:
@@ -129,11 +129,14 @@ def test_tensors_that_are_needed_at_the_same_time_lie_apart(seed: int) -> None:
         return int(torch.randint(below, (), generator=generator))
 
     x = torch.randn(4, 16)
-    picks = [(number(i + 1), number(i + 1)) for i in range(30)]
+    picks = []
+    for count in range(2, 32):
+        b = number(count)
+        picks.append(((b + 1 + number(count - 1)) % count, b))
 
     def function() -> list[Tensor]:
         """Every tensor is made of two that came before, one of which it changes."""
-        made = [sgl_kernel.rmsnorm_cpu(x, ONES, 1e-5)]
+        made = [sgl_kernel.rmsnorm_cpu(x, weight, 1e-5) for weight in (ONES, TWOS)]
         for a, b in picks:
             made.append(sgl_kernel.add_rmsnorm_cpu(made[a], made[b], ONES, 1e-5))
         return [made[-1], made[7]]

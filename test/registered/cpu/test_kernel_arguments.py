@@ -80,19 +80,19 @@ CORPUS: list[tuple[str, str, Any, str]] = [
             (PER_TENSOR, PER_CHANNEL),
             "scales2",
             torch.ones(N, dtype=torch.float64),
-            "dtype float32, got Double",
+            "dtype float32, got float64",
         ),
         (
             (PER_TENSOR,),
             "scales2",
             torch.ones(1, dtype=torch.int32),
-            "dtype float32, got Int",
+            "dtype float32, got int32",
         ),
         (
             (PER_TENSOR, PER_CHANNEL, BLOCK_OP, LINEAR_OP),
             "bias",
             torch.zeros(N, dtype=torch.float64),
-            "dtype float32 or bfloat16 or float16, got Double",
+            "dtype float32 or bfloat16 or float16, got float64",
         ),
         (
             (PER_TENSOR, PER_CHANNEL),
@@ -104,7 +104,7 @@ CORPUS: list[tuple[str, str, Any, str]] = [
             (LINEAR_OP,),
             "out_dtype",
             torch.int8,
-            "mat1's dtype (bfloat16) or float32, got Char",
+            "mat1's dtype (bfloat16) or float32, got int8",
         ),
         (
             (BMM_OP,),

@@ -235,7 +235,7 @@ QKV = torch.zeros(2, 20)
         ("rotary_embedding_cpu", (AT - 1, Q, K, 4, ANGLES, True), r"positions: .*got -1 at 0"),
         ("rotary_embedding_cpu", (AT[:1], Q, K, 4, ANGLES, True), "positions: expected size 2"),
         ("rotary_embedding_cpu", (AT.float(), Q, K, 4, ANGLES, True), "positions: expected dtype"),
-        ("rotary_embedding_cpu", (AT, Q, K, 0, ANGLES, True), "head_size: expected 1 or more"),
+        ("rotary_embedding_cpu", (AT, Q, K, 0, ANGLES, True), "head_size: expected heads of 1 to"),
         ("rotary_embedding_cpu", (AT, Q, K, 3, ANGLES, True), "query: expected size 3"),
         ("rotary_embedding_cpu", (AT, Q, K.half(), 4, ANGLES, True), "key: expected dtype float32"),
         ("rotary_embedding_cpu", (AT, Q, K[:1], 4, ANGLES, True), "key: expected size 2"),

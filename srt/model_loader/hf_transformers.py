@@ -129,6 +129,8 @@ def _load_staged(directory: Path, staged: Path, settings: Mapping[str, Any]) -> 
             raise TypeError(f"{type(tokenizer).__name__} is no tokenizer")
         _check_growth(tokenizer)
         tokenizer.encode("")
+        # Special tokens of a wrong type or that are missing fail when they are looked up.
+        tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)
     return tokenizer
 
 

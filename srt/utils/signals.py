@@ -95,8 +95,12 @@ class Signals:
             _exit(128 + signum)
 
     def _on_alarm(self, _: int, frame: FrameType | None) -> None:
-        if self._received is not None and self._working:
+        if self._received is None:
+            return
+        if self._working:
             self._raise(frame)
+        else:
+            _exit(128 + self._received)
 
     def _raise(self, frame: FrameType | None) -> None:
         """Raises the exception, or comes back soon where nothing would pass it on."""

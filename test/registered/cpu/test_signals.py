@@ -197,6 +197,15 @@ def test_after_one_that_was_dealt_with_the_next_is_a_first_one() -> None:
     assert python(program, status=0) == "stopped\n" * 3
 
 
+def test_one_that_waits_for_an_import_ends_the_import_of_the_next() -> None:
+    program = IMPORT.replace("{body}", "send()").replace(
+        "            import victim\n",
+        "            import victim\n            with signals.importing():\n"
+        "                time.sleep(1)\n",
+    )
+    assert python(program, status=130) == ""
+
+
 @pytest.mark.parametrize(
     "program",
     [

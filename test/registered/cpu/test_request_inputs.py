@@ -145,7 +145,7 @@ def test_empty_lists_and_several_texts(engine: Engine) -> None:
         ("hot", "expected one or 1, found 3"),
         (0.7, "sampling_params: expected SamplingParams, found 0.7"),
         ([0.7], "sampling_params: expected SamplingParams, found 0.7"),
-        ({"heat": 1}, "no sampling parameter 'temprature'"),
+        ({"heat": 1}, "no sampling parameter 'heat'"),
         ({"temperature": "x"}, "sampling parameter temperature"),
         ([GREEDY, GREEDY], "expected one or 1, found 2"),
     ],

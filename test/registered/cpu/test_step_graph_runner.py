@@ -128,6 +128,7 @@ def test_the_engine_records_unless_told_not_to(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     parser = argparse.ArgumentParser()
     add_engine_options(parser)
+    parser.set_defaults(sampling_defaults="greedy")
     prompts = [[5 + i, 9, 40 + i] for i in range(10)]
     # Requests end one by one: batches of 10 to 1, each at least twice.
     params = [

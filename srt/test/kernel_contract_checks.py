@@ -58,6 +58,17 @@ def are_indices(tensor: Tensor | None, count: int, limit: int) -> bool:
     return bool(((tensor >= 0) & (tensor < limit)).all())
 
 
+def is_number(value: float) -> bool:
+    """Finite as float32, which ops use it as, and not so small that it would lose bits there."""
+    used = torch.tensor(value, dtype=F32).item()
+    return math.isfinite(used) and (value == 0 or abs(used) >= 2.0**-126)
+
+
 def is_scale(value: float) -> bool:
-    """A number that is finite and above 0."""
-    return math.isfinite(value) and value > 0
+    """A number above 0."""
+    return is_number(value) and value > 0
+
+
+def is_eps(value: float) -> bool:
+    """A number of at least 0."""
+    return is_number(value) and value >= 0

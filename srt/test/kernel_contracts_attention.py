@@ -9,7 +9,8 @@ from srt.test.kernel_contract_checks import (
     Arguments,
     are_indices,
     is_dense,
-    is_scale,
+    is_eps,
+    is_number,
     is_vector,
     ones,
     overlaps_itself,
@@ -77,10 +78,6 @@ def attention_arguments(op: str, dtype: torch.dtype) -> Arguments:
     }
 
 
-def _is_cap(cap: float) -> bool:
-    return cap == 0 or is_scale(cap)
-
-
 def _requests_are_allowed(
     arguments: Arguments,
     tokens: int,
@@ -100,7 +97,8 @@ def _requests_are_allowed(
         heads >= 1
         and kv_heads >= 1
         and heads % kv_heads == 0
-        and _is_cap(arguments["logit_cap"])
+        and is_eps(arguments["logit_cap"])
+        and is_number(arguments["sm_scale"])
         and (sinks is None or is_vector(sinks, FLOATS, heads))
         and is_dense(table, INDICES, 2)
         and rows_are_dense(table)

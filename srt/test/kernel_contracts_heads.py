@@ -10,6 +10,7 @@ from srt.test.kernel_contract_checks import (
     Arguments,
     are_indices,
     is_dense,
+    is_eps,
     is_scale,
     is_vector,
     ones,
@@ -177,6 +178,7 @@ def fused_is_allowed(arguments: Arguments) -> bool:
     q_scale = arguments["q_scale"]
     return (
         not overlaps_itself(qkv)
+        and is_eps(arguments["eps"])
         and heads >= 0
         and kv_heads >= 0
         and width == heads * head_dim + kv_heads * (head_dim + v_head_dim)
@@ -206,7 +208,9 @@ def heads_are_allowed(op: str, arguments: Arguments) -> bool:
         ):
             return False
         sizes = [w.shape[0] for w in weights]
-        return _are_pairs(arguments["q"], sizes[0], arguments["k"], sizes[1])
+        return is_eps(arguments["eps"]) and _are_pairs(
+            arguments["q"], sizes[0], arguments["k"], sizes[1]
+        )
     query, key, size = arguments["query"], arguments["key"], arguments["head_size"]
     table = arguments["cos_sin_cache"]
     return (

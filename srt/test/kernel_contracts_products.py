@@ -13,6 +13,7 @@ from srt.test.kernel_contract_checks import (
     Arguments,
     are_indices,
     is_dense,
+    is_eps,
     is_vector,
     ones,
     overlaps_itself,
@@ -180,6 +181,8 @@ def rows_are_allowed(op: str, arguments: Arguments) -> bool:
     if op == "silu_and_mul_cpu":
         return x.shape[-1] % 2 == 0
     if x.shape[-1] < 1 or not is_vector(arguments["weight"], FLOATS, x.shape[-1]):
+        return False
+    if not is_eps(arguments["eps"]):
         return False
     if op == "rmsnorm_cpu":
         return True

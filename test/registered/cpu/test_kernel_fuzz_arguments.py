@@ -19,7 +19,7 @@ from srt.test.ci_register import register_cpu_ci
 from srt.test.kernel_calls import all_ops
 from srt.test.kernel_contract_checks import INDICES, Arguments, ones
 from srt.test.kernel_contracts import CONTRACTS, FAMILY_OPS, good_arguments, is_allowed
-from srt.test.kernel_fuzz import BF16, E4M3, F16, F32, fuzz
+from srt.test.kernel_fuzz import BF16, E4M3, F16, F32, FLOATS, fuzz
 
 register_cpu_ci(est_time=20, suite="per-commit")
 
@@ -37,7 +37,9 @@ DTYPES = (
     *INDICES,
 )
 SIZES = st.sampled_from((0, 1, 2, 3, 4, 5, 6, 7))
-NUMBERS = st.sampled_from((0.0, 1.0, 0.5, 2.0, 1e30))
+NUMBERS = st.sampled_from(
+    (0.0, 1.0, -1.0, 0.5, 2.0, 1e300, -1e300, 1e-60, 1e-42, 1e30, torch.inf, torch.nan)
+)
 EDGES = st.integers(-2, 8) | st.sampled_from((2**63 - 1, -(2**63)))
 
 
@@ -51,7 +53,8 @@ def tensors(draw: st.DrawFn, like: Tensor) -> Tensor:
         else:
             shape = draw(st.lists(SIZES, max_size=4))
     dtype = draw(st.sampled_from((like.dtype, like.dtype, *DTYPES)))
-    form = draw(st.sampled_from(("contiguous", "strided", "reversed", "repeated", "sparse")))
+    forms = ("contiguous", "strided", "reversed", "repeated", "sparse", "gradient")
+    form = draw(st.sampled_from(forms))
     value = draw(st.sampled_from((1, 1, 0, -1, 4, 5, 7, 2**20))) if like.dtype in INDICES else 1
 
     def filled(*sizes: int) -> Tensor:
@@ -63,6 +66,8 @@ def tensors(draw: st.DrawFn, like: Tensor) -> Tensor:
         return filled(*shape[::-1]).permute([*range(len(shape))][::-1])
     if form == "repeated" and shape:
         return filled(1, *shape[1:]).expand(shape)
+    if form == "gradient" and dtype in FLOATS:
+        return filled(*shape).requires_grad_()
     if form == "sparse":
         indices, values = torch.empty(len(shape), 0, dtype=torch.int64), torch.empty(0, dtype=dtype)
         return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
@@ -93,7 +98,11 @@ def calls(draw: st.DrawFn, ops: tuple[str, ...]) -> tuple[str, Arguments]:
     arguments = good_arguments(op, dtype, draw(st.sampled_from((dtype, F32))))
     names = sorted(name for name, value in arguments.items() if value is not None)
     for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
-        arguments[name] = other_value(draw, name, arguments[name])
+        others = [x for x in arguments.values() if isinstance(x, Tensor)]
+        if isinstance(arguments[name], Tensor) and draw(st.integers(0, 4)) == 0:
+            arguments[name] = draw(st.sampled_from(others))  # one tensor in two places
+        else:
+            arguments[name] = other_value(draw, name, arguments[name])
     has_default = op == "weight_packed_linear" or op in FAMILIES["rows"]
     if has_default and "out_dtype" in arguments and draw(st.booleans()):
         arguments["out_dtype"] = None
@@ -102,7 +111,7 @@ def calls(draw: st.DrawFn, ops: tuple[str, ...]) -> tuple[str, Arguments]:
 
 def bits(tensor: Tensor) -> Tensor:
     """What a tensor shows, for comparison; any dtype and strides."""
-    return tensor.to(torch.float64).nan_to_num(-7.0)
+    return tensor.detach().to(torch.float64).nan_to_num(-7.0)
 
 
 def check(op: str, arguments: Arguments) -> None:

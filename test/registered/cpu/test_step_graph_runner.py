@@ -18,6 +18,7 @@ from srt.test.contiguous_runner import ContiguousRunner, DecodeInput, ExtendInpu
 from srt.test.model_cases import TOKENS, write_model
 from srt.test.tiny_models import ARCHITECTURES, make_tensors
 from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
+from srt.utils.signals import Signals
 
 register_cpu_ci(est_time=10, suite="per-commit")
 
@@ -128,7 +129,7 @@ def test_the_engine_records_unless_told_not_to(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     parser = argparse.ArgumentParser()
     add_engine_options(parser)
-    parser.set_defaults(sampling_defaults="greedy")
+    parser.set_defaults(sampling_defaults="greedy", signals=Signals())
     prompts = [[5 + i, 9, 40 + i] for i in range(10)]
     # Requests end one by one: batches of 10 to 1, each at least twice.
     params = [

@@ -100,7 +100,7 @@ class ModelConfig:
         text = model.config
         if model.skipped_modules:
             logger.info("text only: %s are skipped", ", ".join(model.skipped_modules))
-        quant_config = get_quantization_config(raw, quantization)
+        quant_config = get_quantization_config(raw, quantization, config_file)
         generation = read_generation_config(directory)
         generation_file = directory / GENERATION_CONFIG_FILE
 

@@ -18,12 +18,9 @@ from srt.configs.quantization_keys import SKIP_LISTS
 from srt.configs.text_model import TextModel, get_text_model
 from srt.errors import HubError, SrtError
 from srt.layers.quantization import QuantizationConfig, get_quantization_config
-from srt.layers.quantization.fp8_checkpoint import (
-    UNUSED_SCALE_NAMES,
-    WEIGHT_SCALE_NAMES,
-    Fp8CheckpointConfig,
-)
+from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
 from srt.layers.quantization.kv_scales import find_kv_scales
+from srt.layers.quantization.weight_scales import UNUSED_SCALE_NAMES, WEIGHT_SCALE_NAMES
 from srt.model_loader.checkpoint import INDEX_FILE, Checkpoint, TensorMeta, has_weights, read_index
 from srt.model_loader.config_files import (
     CONFIG_FILE,
@@ -191,7 +188,7 @@ def _read_model(
         problems.append(str(error))
         model = TextModel(get_architecture(config, file), _text_config(config))
     try:
-        quant = get_quantization_config(config)
+        quant = get_quantization_config(config, file=file)
     except SrtError as error:
         problems.append(str(error))
     return model, quant
@@ -244,13 +241,16 @@ def _find_ignored(metas: Sequence[TensorMeta], model: TextModel) -> dict[str, st
     extra = min(_positive(config.get("num_nextn_predict_layers")) or 0, len(metas))
     predicting = tuple(f"layers.{i}." for i in range(layers, layers + extra))
     skipped = tuple(f"{module}." for module in model.skipped_modules)
+    kv_scales = {meta.name for scales in find_kv_scales(metas).values() for meta in scales.tensors}
     reasons = {}
     for meta in metas:
         name = canonical_name(meta.name)
         if name.startswith(skipped):
             reasons[meta.name] = "text does without"
+        elif meta.name in kv_scales:
+            reasons[meta.name] = "only for an FP8 KV cache (--kv-cache-dtype fp8_e4m3)"
         elif split_tensor_name(name)[1] in UNUSED_SCALE_NAMES:
-            reasons[meta.name] = "activations and KV cache stay in 16 bits"
+            reasons[meta.name] = "activations stay in 16 bits"
         elif config.get("tie_word_embeddings") and name.startswith("lm_head."):
             reasons[meta.name] = "lm_head is tied to the embeddings"
         elif is_derived_buffer(name):

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from srt.layers.quantization.fp8_checkpoint import (
+from srt.layers.quantization.weight_scales import (
     FP8_DTYPE,
+    ZERO_POINT_NAME,
     find_scale,
     group_modules,
     is_scale_per_shard,
@@ -87,7 +88,7 @@ def name_scheme(
     if weight.dtype == "U8":
         return _name_bytes(tensors)
     scheme = _name_whole_elements(weight, tensors, block)
-    zero_point = "weight_zero_point" in tensors and not scheme.endswith("zero point")
+    zero_point = ZERO_POINT_NAME in tensors and not scheme.endswith("zero point")
     return f"{scheme} with zero point" if zero_point else scheme
 
 

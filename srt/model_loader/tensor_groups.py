@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from srt.layers.quantization.fp8_checkpoint import find_scale
+from srt.layers.quantization.weight_scales import find_scale
 from srt.model_loader.checkpoint import TensorMeta
 from srt.model_loader.scheme_names import modules_with_weight, name_scheme
 
@@ -51,7 +51,7 @@ class ModuleGroup:
 
 @dataclass(frozen=True)
 class IgnoredGroup:
-    """Tensors that are in the checkpoint and not used, and why."""
+    """Tensors that are in the checkpoint and not used, or not by default, and why."""
 
     name: str
     count: int

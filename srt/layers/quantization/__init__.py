@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from srt.configs.quantization_keys import QUANT_METHOD
@@ -38,7 +39,7 @@ QUANTIZATION_METHODS: Mapping[str, type[Fp8CheckpointConfig]] = {
 
 
 def get_quantization_config(
-    hf_config: Mapping[str, Any], online: str | None = None
+    hf_config: Mapping[str, Any], online: str | None = None, file: str | Path = CONFIG_FILE
 ) -> QuantizationConfig | None:
     """The quantization format of a checkpoint, or None if it has none.
 
@@ -46,12 +47,14 @@ def get_quantization_config(
         hf_config: Content of config.json.
         online: One of QUANTIZATION_CHOICES, to quantize an unquantized checkpoint while it is
             loaded; None to run it as it is.
+        file: Where `hf_config` comes from, for messages.
 
     Raises:
         UnsupportedConfigError: The format is not in the registry, or asks for a variant that is not
             supported; or `online` is no choice, or is asked for a quantized checkpoint.
+        CheckpointError: A value is no object where one should be.
     """
-    quantization = find_quantization(hf_config, CONFIG_FILE)
+    quantization = find_quantization(hf_config, file)
     if online is not None:
         if quantization is not None:
             raise UnsupportedConfigError(
@@ -67,7 +70,7 @@ def get_quantization_config(
             f"quantization scheme {_describe(quantization)} is not supported; "
             f"supported: {', '.join(QUANTIZATION_METHODS)}, and checkpoints without quantization"
         )
-    return QUANTIZATION_METHODS[method].from_config(quantization)
+    return QUANTIZATION_METHODS[method].from_config(quantization, file)
 
 
 def _method(quantization: Mapping[str, Any]) -> str | None:

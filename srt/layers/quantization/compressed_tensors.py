@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from srt.configs.quantization_keys import (
@@ -36,10 +37,12 @@ class CompressedTensorsConfig(Fp8CheckpointConfig):
         return COMPRESSED_TENSORS
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> CompressedTensorsConfig:
+    def from_config(
+        cls, config: Mapping[str, Any], file: str | Path = CONFIG_FILE
+    ) -> CompressedTensorsConfig:
         for key in ("sparsity_config", "transform_config"):
-            _refuse_transformed(config, key)
-        groups = get_object(config, "config_groups", CONFIG_FILE)
+            _refuse_transformed(config, key, file)
+        groups = get_object(config, "config_groups", file)
         if not groups:
             raise UnsupportedConfigError(
                 "compressed-tensors without config_groups is not supported"
@@ -50,10 +53,10 @@ class CompressedTensorsConfig(Fp8CheckpointConfig):
             if isinstance(groups[name], list):  # of targets, of the scheme that has this name
                 group_targets, block = read_names(groups, name), _read_preset(name)
             else:
-                group = get_object(groups, name, CONFIG_FILE)
-                if not get_object(group, "weights", CONFIG_FILE):
+                group = get_object(groups, name, file)
+                if not get_object(group, "weights", file):
                     continue  # of activations or of the KV cache
-                block = _read_group(name, group, config.get("format"))
+                block = _read_group(name, group, config.get("format"), file)
                 group_targets = read_names(group, "targets")
             if block is not None:
                 blocks.setdefault(block, []).extend(group_targets)
@@ -87,9 +90,9 @@ def _read_preset(name: str) -> tuple[int, int] | None:
     return PRESETS[name.lower()]
 
 
-def _refuse_transformed(config: Mapping[str, Any], key: str) -> None:
+def _refuse_transformed(config: Mapping[str, Any], key: str, file: str | Path) -> None:
     """Raises if weights are stored sparsely, or are to be multiplied by something first."""
-    value = get_object(config, key, CONFIG_FILE)
+    value = get_object(config, key, file)
     if value.get("format", "dense") != "dense" or value.get("config_groups"):
         raise UnsupportedConfigError(
             f"compressed-tensors with a {key} is not supported; expected none, found {value!r}"
@@ -97,11 +100,11 @@ def _refuse_transformed(config: Mapping[str, Any], key: str) -> None:
 
 
 def _read_group(
-    name: str, group: Mapping[str, Any], default_format: str | None
+    name: str, group: Mapping[str, Any], default_format: str | None, file: str | Path
 ) -> tuple[int, int] | None:
     """The block size of a group of FP8 weights; None if its scales are per tensor or channel."""
     fmt = group.get("format") or default_format
-    weights = get_object(group, "weights", CONFIG_FILE)
+    weights = get_object(group, "weights", file)
     kind = weights.get("type")
     found = (
         f"format {fmt}, {weights.get('num_bits')}-bit {kind} weights, "
@@ -119,7 +122,7 @@ def _read_group(
             f"compressed-tensors group {name!r} ({found}) is not supported; expected static, "
             f"symmetric scales of the strategy {', '.join(STRATEGY.values)}"
         )
-    activations = get_object(group, "input_activations", CONFIG_FILE)
+    activations = get_object(group, "input_activations", file)
     kind = activations.get("type")
     if activations and (activations.get("num_bits"), str(kind).lower()) != (8, "float"):
         raise UnsupportedConfigError(

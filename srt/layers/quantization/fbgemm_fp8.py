@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from srt.configs.quantization_keys import FBGEMM_FP8, SKIP_LISTS
 from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
 from srt.layers.quantization.skip_list import ModulePatterns, read_names
+from srt.model_loader.config_files import CONFIG_FILE
 
 
 @dataclass(frozen=True)
@@ -22,5 +24,7 @@ class FbgemmFp8Config(Fp8CheckpointConfig):
         return FBGEMM_FP8
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> FbgemmFp8Config:
+    def from_config(
+        cls, config: Mapping[str, Any], file: str | Path = CONFIG_FILE
+    ) -> FbgemmFp8Config:
         return cls(ignored=ModulePatterns.parse(read_names(config, *SKIP_LISTS)))

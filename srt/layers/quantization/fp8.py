@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from srt.configs.quantization_keys import (
@@ -28,6 +29,7 @@ from srt.layers.quantization.fp8_checkpoint import (
     read_block_size,
 )
 from srt.layers.quantization.skip_list import ModulePatterns, read_names
+from srt.model_loader.config_files import CONFIG_FILE
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Fp8Config(Fp8CheckpointConfig):
         return FP8
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Fp8Config:
+    def from_config(cls, config: Mapping[str, Any], file: str | Path = CONFIG_FILE) -> Fp8Config:
         WEIGHT_FORMAT.read(config, "an FP8 checkpoint")
         ACTIVATION_SCHEME.read(config, "an FP8 checkpoint")
         EXPERT_DTYPE.read(config, "an FP8 checkpoint")

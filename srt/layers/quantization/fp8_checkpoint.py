@@ -12,88 +12,34 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
 from srt.layers.quantization.skip_list import NO_MODULES, ModulePatterns
+from srt.layers.quantization.weight_scales import (
+    BYTE_DTYPE,
+    FP8_DTYPE,
+    SCALE_DTYPES,
+    UNUSED_SCALE_NAMES,
+    WEIGHT_SCALE_NAMES,
+    ZERO_POINT_NAME,
+    Layout,
+    find_scale,
+    group_modules,
+    is_scale_per_shard,
+    scale_layout,
+)
 from srt.model_loader.checkpoint import DTYPES, TensorMeta
-from srt.model_loader.weight_names import canonical_name, split_tensor_name
+from srt.model_loader.config_files import CONFIG_FILE
+from srt.model_loader.weight_names import canonical_name
 
 logger = logging.getLogger(__name__)
 
-FP8_DTYPE = "F8_E4M3"
-# Of scales. F8_E8M0 is an exponent of two; U8 is the same where the configuration says so.
-SCALE_DTYPES = ("BF16", "F16", "F32", "F8_E8M0")
-BYTE_DTYPE = "U8"
-# The last is DeepSeek-V4's.
-WEIGHT_SCALE_NAMES = ("weight_scale", "weight_scale_inv", "qscale_weight", "scale")
 # (block_n, block_k) where a configuration announces blocks without their size.
 DEFAULT_BLOCK = (128, 128)
-# For 8-bit activations and KV caches.
-UNUSED_SCALE_NAMES = (
-    "activation_scale",
-    "input_scale",
-    "input_scale_ub",
-    "output_scale",
-    "qscale_act",
-    "q_scale",
-    "k_scale",
-    "v_scale",
-    "kv_scale",
-    "prob_scale",
-    "prob_output_scale",
-    "input_zero_point",
-    "output_zero_point",
-)
-
 Config = TypeVar("Config", bound="Fp8CheckpointConfig")
-
-
-class Layout(Enum):
-    """What a checkpoint's tensors say of a module's weight."""
-
-    PLAIN = "unquantized"
-    TENSOR = "per-tensor"
-    CHANNEL = "per-channel"
-    BLOCK = "per-block"
-
-
-def scale_layout(
-    weight: TensorMeta, scale: TensorMeta, block: tuple[int, int] | None
-) -> Layout | None:
-    """What the shape of `scale` says; None if it fits neither `weight` nor `block`.
-
-    One element is per tensor, whatever its rank, `[N]` and `[N, 1]` are per channel, a grid of
-    `[ceil(N / block_n), ceil(K / block_k)]`, also with sizes of 1 in between, is per block.
-    """
-    if scale.numel == 1:
-        return Layout.TENSOR
-    if len(weight.shape) != 2:
-        return None
-    n, k = weight.shape
-    if scale.shape in ((n,), (n, 1)):
-        return Layout.CHANNEL
-    if block is not None:
-        rows, columns = -(-n // block[0]), -(-k // block[1])
-        if scale.shape in ((rows, columns), (rows, 1, columns, 1)):
-            return Layout.BLOCK
-    return None
-
-
-def group_modules(metas: Iterable[TensorMeta]) -> dict[str, dict[str, TensorMeta]]:
-    """Tensors by module, as the checkpoint spells it, and by the name of their parameter."""
-    modules: dict[str, dict[str, TensorMeta]] = {}
-    for meta in metas:
-        module, parameter = split_tensor_name(meta.name)
-        modules.setdefault(module, {})[parameter] = meta
-    return modules
-
-
-def find_scale(tensors: Mapping[str, TensorMeta]) -> TensorMeta | None:
-    """The weight's scale among the tensors of a module, by any of its names."""
-    return next((tensors[name] for name in WEIGHT_SCALE_NAMES if name in tensors), None)
 
 
 def check_unquantized(metas: Iterable[TensorMeta]) -> None:
@@ -137,11 +83,14 @@ class Fp8CheckpointConfig(QuantizationConfig):
 
     @classmethod
     @abstractmethod
-    def from_config(cls: type[Config], config: Mapping[str, Any]) -> Config:
-        """Reads the `quantization_config` of config.json.
+    def from_config(
+        cls: type[Config], config: Mapping[str, Any], file: str | Path = CONFIG_FILE
+    ) -> Config:
+        """Reads `config`, the `quantization_config` of `file`.
 
         Raises:
             UnsupportedConfigError: It asks for something that this runtime does not run.
+            CheckpointError: A value is no object where one should be.
         """
 
     def block_size(self, module: str) -> tuple[int, int] | None:
@@ -174,7 +123,7 @@ class Fp8CheckpointConfig(QuantizationConfig):
                 surprising.append(module)
         if unused:
             logger.info(
-                "%d activation and KV cache scales are not needed with 16-bit activations", unused
+                "%d scales of activations and of the KV cache are needed by no product", unused
             )
         if surprising:
             logger.warning(
@@ -189,9 +138,18 @@ class Fp8CheckpointConfig(QuantizationConfig):
         """Layout of a module's weight, if it has one.
 
         Raises:
-            CheckpointError: Weight and scale contradict each other.
+            CheckpointError: Weight and scale contradict each other, or there is more to the weight.
         """
         weight, scale = tensors.get("weight"), find_scale(tensors)
+        zero_point = tensors.get(ZERO_POINT_NAME)
+        if zero_point is not None:
+            raise CheckpointError(
+                "asymmetric weights are not supported",
+                file=zero_point.file,
+                tensor=zero_point.name,
+                expected="weights that their scale alone multiplies",
+                found="a zero point",
+            )
         if weight is not None and weight.dtype == FP8_DTYPE and _is_embedding(module):
             raise CheckpointError(
                 "an embedding table in FP8 is not supported",
@@ -288,13 +246,6 @@ class Fp8CheckpointConfig(QuantizationConfig):
 def _is_embedding(module: str) -> bool:
     """Whether the module is the language model's token table."""
     return canonical_name(module) == "embed_tokens"
-
-
-def is_scale_per_shard(scale: TensorMeta) -> bool:
-    """Whether a scale may hold one element for each shard of a merged layer: two for gate and up,
-    three for q, k and v.
-    """
-    return scale.shape in ((2,), (3,))
 
 
 def read_block_size(value: object) -> tuple[int, int] | None:

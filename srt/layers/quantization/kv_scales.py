@@ -25,6 +25,11 @@ class KVScales:
     k: TensorMeta | None = None
     v: TensorMeta | None = None
 
+    @property
+    def tensors(self) -> list[TensorMeta]:
+        """Those that there are."""
+        return [meta for meta in (self.k, self.v) if meta is not None]
+
 
 def find_kv_scales(metas: Iterable[TensorMeta]) -> dict[int, KVScales]:
     """The scales of each layer that has any, by the layer's number. Reads headers only."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from srt.configs.quantization_keys import (
@@ -37,10 +38,12 @@ class ModelOptConfig(Fp8CheckpointConfig):
         return MODELOPT
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ModelOptConfig:
+    def from_config(
+        cls, config: Mapping[str, Any], file: str | Path = CONFIG_FILE
+    ) -> ModelOptConfig:
         # Some writers nest the content of hf_quant_config.json as it is.
-        config = get_object(config, "quantization", CONFIG_FILE) or config
-        algorithms = {QUANT_ALGO.read(part, what) for what, part in _parts(config).items()}
+        config = get_object(config, "quantization", file) or config
+        algorithms = {QUANT_ALGO.read(part, what) for what, part in _parts(config, file).items()}
         block = None
         if Block.DEFAULT in algorithms:
             block = read_block_size(config.get("weight_block_size")) or DEFAULT_BLOCK
@@ -48,15 +51,15 @@ class ModelOptConfig(Fp8CheckpointConfig):
         return cls(ignored=ModulePatterns.parse(names, wildcards=True), weight_block_size=block)
 
 
-def _parts(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+def _parts(config: Mapping[str, Any], file: str | Path) -> Mapping[str, Mapping[str, Any]]:
     """What has an algorithm, by what a message calls it: the checkpoint, or each of its layers."""
     algorithm = config.get("quant_algo")
     if not isinstance(algorithm, str) or algorithm.lower() != MIXED_PRECISION:
         return {"a ModelOpt checkpoint": config}
-    layers = get_object(config, "quantized_layers", CONFIG_FILE)
+    layers = get_object(config, "quantized_layers", file)
     if not layers:
         raise UnsupportedConfigError(
             f"a ModelOpt checkpoint with quant_algo {algorithm!r} is not supported without "
             "quantized_layers"
         )
-    return {f"ModelOpt layer {name}": get_object(layers, name, CONFIG_FILE) for name in layers}
+    return {f"ModelOpt layer {name}": get_object(layers, name, file) for name in layers}

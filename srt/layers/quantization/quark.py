@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from srt.configs.quantization_keys import QSCHEME, QUARK, QUARK_DTYPE, SKIP_LISTS
@@ -29,13 +30,13 @@ class QuarkConfig(Fp8CheckpointConfig):
         return QUARK
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> QuarkConfig:
-        schemes = {"global_quant_config": get_object(config, "global_quant_config", CONFIG_FILE)}
+    def from_config(cls, config: Mapping[str, Any], file: str | Path = CONFIG_FILE) -> QuarkConfig:
+        schemes = {"global_quant_config": get_object(config, "global_quant_config", file)}
         for key in _LAYERS:
-            layers = get_object(config, key, CONFIG_FILE)
-            schemes |= {f"{key} {name}": get_object(layers, name, CONFIG_FILE) for name in layers}
+            layers = get_object(config, key, file)
+            schemes |= {f"{key} {name}": get_object(layers, name, file) for name in layers}
         for name, scheme in schemes.items():
-            _check_weight(f"Quark {name}", get_object(scheme, "weight", CONFIG_FILE))
+            _check_weight(f"Quark {name}", get_object(scheme, "weight", file))
         names = read_names(config, *SKIP_LISTS)
         return cls(ignored=ModulePatterns.parse(names, regex=True, wildcards=True))
 

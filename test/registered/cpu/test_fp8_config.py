@@ -164,6 +164,41 @@ def test_the_block_must_be_an_object() -> None:
         get_quantization_config({"quantization_config": "fp8"})
 
 
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"quantization_config": 7}, "quantization_config"),
+        ({"text_config": {"quantization_config": ["fp8"]}}, "quantization_config"),
+        ({"quantization_config": compressed(config_groups=3)}, "config_groups"),
+        ({"quantization_config": compressed(sparsity_config="x")}, "sparsity_config"),
+        (
+            {"quantization_config": compressed(config_groups={"group_0": {"weights": 1}})},
+            "weights",
+        ),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "modelopt",
+                    "quant_algo": "MIXED_PRECISION",
+                    "quantized_layers": 1,
+                }
+            },
+            "quantized_layers",
+        ),
+        (
+            {"quantization_config": {"quant_method": "quark", "global_quant_config": 1}},
+            "global_quant_config",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_no_object_is_named_with_its_file(config: dict[str, Any], key: str) -> None:
+    file = Path("somewhere/config.json")
+    with pytest.raises(CheckpointError, match=f"^{key} is not an object") as info:
+        get_quantization_config(config, file=file)
+    assert info.value.file == file
+
+
 def test_method_of_a_layer() -> None:
     config = Fp8Config.from_config({"ignored_layers": ["model.layers.0.self_attn.q_proj"]})
     q, k = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
@@ -222,6 +257,11 @@ def test_the_tensors_decide_whatever_a_list_says(listed: bool) -> None:
         ({"weight": "F8_E4M3", "weight_scale": "F64"}, "wrong dtype.*found: float64"),
         ({"weight": "F8_E4M3", "weight_scale": "U8"}, "wrong dtype.*found: uint8"),
         ({"weight_scale": "F32"}, "no weight.*up_proj.weight_scale;"),
+        (
+            {"weight": "F8_E4M3", "weight_scale": "F32", "weight_zero_point": "I8"},
+            "^asymmetric weights are not supported.*up_proj.weight_zero_point;",
+        ),
+        ({"weight": "I8", "weight_zero_point": "I8"}, "^asymmetric weights"),
     ],
 )
 def test_scales_go_with_fp8_weights(dtypes: dict[str, str], named: str) -> None:

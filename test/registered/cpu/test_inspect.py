@@ -149,6 +149,21 @@ def test_lists_what_is_not_used(tmp_path: Path) -> None:
     assert inspection.parameters == LAYERS * INNER * HIDDEN + PLAIN_ELEMENTS + VOCAB * HIDDEN
 
 
+def test_says_what_scales_are_for(tmp_path: Path) -> None:
+    """Those of an FP8 KV cache are used when there is one, wherever a checkpoint has them."""
+    tensors = fp8_tensors(torch.tensor(1.0))
+    cache = ("self_attn.k_scale", "self_attn.v_proj.output_scale", "self_attn.k_proj.k_scale")
+    others = ("self_attn.q_proj.output_scale", "mlp.down_proj.input_scale", "self_attn.q_scale")
+    for i, name in enumerate((*cache[:2], *others)):
+        tensors[f"model.layers.{i}.{name}"] = torch.tensor(1.0)
+    tensors[f"model.layers.7.{cache[2]}"] = torch.tensor(1.0)
+    inspection = inspect_model(write(tmp_path, tensors, quantization_config=FP8))
+    reasons = {group.name.partition(".*.")[2]: group.reason for group in inspection.ignored}
+    assert {name for name, why in reasons.items() if "--kv-cache-dtype fp8_e4m3" in why} == {*cache}
+    assert {name for name, why in reasons.items() if "activations" in why} == {*others}
+    assert inspection.kv_scale_layers == len(cache)
+
+
 def problems(directory: Path) -> str:
     inspection = inspect_model(directory)
     assert inspection.runs_here == (not inspection.problems)

@@ -145,7 +145,7 @@ MISFITS: dict[Callable[[Tensors], None], bool | None] = {
     # Change -> whether it runs; None where only the two have to agree.
     unquantized_shard: None,
     fp8_embedding: False,
-    zero_point: None,
+    zero_point: False,
     surplus_bias: False,
     surplus_layer: False,
     missing_norm: False,

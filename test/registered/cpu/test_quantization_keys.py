@@ -11,7 +11,8 @@ from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.parameter import WeightScaleParameter
 from srt.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
 from srt.layers.quantization.fp8 import Fp8Config
-from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig, Layout
+from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
+from srt.layers.quantization.weight_scales import Layout
 from srt.model_loader.checkpoint import TensorMeta
 from srt.model_loader.mistral_form import to_hf_config
 from srt.test.ci_register import register_cpu_ci

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,14 @@ from srt.model_loader.config_files import (
     is_mistral_form,
     read_config,
 )
-from srt.model_loader.fingerprint import identify_files
 from srt.model_loader.weight_names import is_decoder_module, split_tensor_name
 from srt.model_loader.writer import MAX_SHARD_SIZE, CheckpointWriter, TensorSpec
 from srt.quantize.scheme import QuantizationError, Scheme, quantize_weight
-from srt.utils.directory_replacement import MANIFEST_FILE, replacing_directory
+from srt.quantize.source_snapshot import SourceSnapshot
+from srt.utils.directory_replacement import replacing_directory
 from srt.utils.files import os_errors_explained
 
 _SOURCE_DTYPES = ("BF16", "F16", "F32")
-# What belongs to a model besides its weights: configuration, tokenizer, chat template, license.
-_COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "LICENSE*", "NOTICE*")
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def quantize_checkpoint(
     """
     source, destination = Path(source), Path(destination)
     with os_errors_explained(f"{destination} is not written"):
-        before = _Snapshot.take(source)
+        before = SourceSnapshot.take(source)
         config = read_config(source)
         if is_mistral_form(source):
             raise UnsupportedConfigError(
@@ -123,70 +121,6 @@ def quantize_checkpoint(
                 _write_config(config, metas, scheme, scratch / CONFIG_FILE)
                 before.check()
     return reports
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    """What the source was before anything of it was read.
-
-    Attributes:
-        source: the directory.
-        copied: files that go into the result as they are.
-        files: these, configuration, index and weights.
-        identity: what tells whether they are still the same.
-    """
-
-    source: Path
-    copied: tuple[Path, ...]
-    files: tuple[Path, ...]
-    identity: dict[str, list[int | str]]
-
-    @classmethod
-    def take(cls, source: Path) -> _Snapshot:
-        with Checkpoint.open(source) as checkpoint:
-            weights = checkpoint.files
-        copied = _find_copied(source)
-        beside = {*_matching(source, ("*.json",)), *copied} - set(weights)
-        files = (*weights, *sorted(beside))
-        return cls(source, copied, files, identify_files(files))
-
-    @property
-    def copied_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.copied)
-
-    def check(self) -> None:
-        """Raises CheckpointError if the source is not what it was."""
-        try:
-            after = _Snapshot.take(self.source).identity
-        except (CheckpointError, OSError):
-            after = {}
-        changed = [
-            name
-            for name in sorted({*self.identity, *after})
-            if self.identity.get(name) != after.get(name)
-        ]
-        if changed:
-            raise CheckpointError(
-                "the source has changed while it was read",
-                file=self.source,
-                expected="the same files before and after",
-                found=f"another {', '.join(changed[:5])}",
-            )
-
-
-def _find_copied(source: Path) -> tuple[Path, ...]:
-    """Configuration, tokenizer and the like, without what this program writes itself."""
-    written = (CONFIG_FILE, MANIFEST_FILE)
-    return tuple(
-        file
-        for file in _matching(source, _COPIED)
-        if file.name not in written and not file.name.endswith(".index.json")
-    )
-
-
-def _matching(directory: Path, patterns: Iterable[str]) -> list[Path]:
-    found = {file for pattern in patterns for file in directory.glob(pattern) if file.is_file()}
-    return sorted(found)
 
 
 def _write_tensors(

@@ -1,4 +1,5 @@
-"""Whatever a checkpoint's files hold: it runs, or one error names what is wrong.
+"""Whatever a checkpoint's files hold: it runs, or one error names what is wrong, and `srt inspect`
+says the same.
 
 Mutations of every small file of tiny checkpoints, always the same ones for a seed; the full suite
 tries 2,000, the per-commit suite 200.
@@ -45,7 +46,6 @@ MODELS = (
     ("fbgemm", "llama"),
     ("bf16", "deepseek-v3"),
 )
-CHAT = [{"role": "user", "content": "a"}]
 ACTIONS = ("value",) * 6 + ("remove", "rename", "wrap", "similar")
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 3, 7, 1e6, 10**6, 2**31, 2**63, 10**30, 10**9, 0.5, -0.0,
@@ -102,10 +102,7 @@ def _mutate_json(content: dict[str, Any], rng: random.Random) -> str:
         holder: Any = content
         for key in path[:-1]:
             holder = holder[key]
-        last, action = (
-            path[-1],
-            rng.choice(ACTIONS),
-        )
+        last, action = path[-1], rng.choice(ACTIONS)
         if action == "remove":
             del holder[last]
         elif action == "rename" and isinstance(holder, dict):
@@ -167,12 +164,35 @@ def mutate(root: Path, number: int) -> tuple[Path, str]:
     return target, f"{file.name}: {_mutate_file(file, rng)}"
 
 
+# What the bytes of tensors tell, and inspection cannot know.
+ONLY_LOADING_TELLS = ("not a positive finite number", "holds NaN", "not finite")
+
+
+def inspect(directory: Path) -> list[str] | None:
+    """What speaks against running it; None if that cannot be said of it."""
+    try:
+        return inspect_model(directory).problems
+    except SrtError:
+        return None
+
+
+def check_inspection(problems: list[str] | None, error: str | None) -> None:
+    """Whether starting with `error`, or without one, is what inspection says."""
+    if error is None:
+        assert problems == [], f"it runs, inspection says: {problems}"
+    elif problems is not None and not any(part in error for part in ONLY_LOADING_TELLS):
+        # Of several faults inspection tells more.
+        assert error in problems, f"starting says: {error}; inspection: {problems}"
+
+
 def run(directory: Path) -> str:
-    """Starts, generates and inspects; returns what came of it."""
-    with contextlib.suppress(SrtError):
-        inspect_model(directory)
+    """Inspects, starts and generates; returns what came of it."""
+    problems = inspect(directory)
+    started = False
     try:
         with Engine(directory, max_total_tokens=128, num_threads=1, progress=False) as engine:
+            started = True
+            check_inspection(problems, None)
             params = SamplingParams(max_new_tokens=2, temperature=0.0)
             engine.generate(input_ids=[1, 5, 7], sampling_params=params)
             if engine.tokenizer is not None:
@@ -185,6 +205,8 @@ def run(directory: Path) -> str:
     except SrtError as error:
         text = str(error)
         assert text and "\n" not in text and len(text) < 2100, text
+        if not started:
+            check_inspection(problems, text)
         return "refused"
     return "runs"
 

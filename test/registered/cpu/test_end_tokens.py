@@ -12,9 +12,10 @@ from srt import Engine, SamplingParams
 from srt.configs.generation_config import read_eos_token_ids
 from srt.errors import CheckpointError
 from srt.managers.special_tokens import end_token_ids, special_token_texts
+from srt.model_loader.hf_transformers import load_tokenizer
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
-from srt.test.tiny_tokenizer import BOS, EOS, UNK, VOCAB_SIZE, make_tokenizer
+from srt.test.tiny_tokenizer import BOS, EOS, UNK, VOCAB_SIZE, make_tokenizer, write_tokenizer
 
 register_cpu_ci(est_time=12, suite="per-commit")
 
@@ -188,3 +189,26 @@ def test_generation_defaults_of_the_checkpoint(path: Path) -> None:
         assert output.token_ids == greedy.token_ids
     finally:
         file.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        # transformers looks the unknown token up by the unknown token, for ever.
+        ("unk_token", "", "RecursionError"),
+        ("unk_token", {"__type": "AddedToken", "content": ""}, "RecursionError"),
+        ("eos_token", 7, "TypeError"),
+        ("bos_token", "\ud800", "surrogates"),
+        ("extra_special_tokens", [[]], "TypeError"),
+    ],
+    ids=str,
+)
+def test_special_tokens_that_cannot_be_looked_up(
+    key: str, value: object, found: str, tmp_path: Path
+) -> None:
+    """They are errors of the tokenizer's files, not of the first request."""
+    write_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(CheckpointError, match=f"the tokenizer cannot be read.*{found}"):
+        load_tokenizer(tmp_path)

@@ -238,17 +238,7 @@ MAKER_MODULES = {
     "dill": {"load", "loads"},
 }
 FOLDERS = ("srt", "scripts", "test", "sgl-kernel-cpu/sgl_kernel", "sgl-kernel-cpu/benchmark")
-SOURCES = sorted(
-    file
-    for folder in (
-        "srt",
-        "scripts",
-        "test",
-        "sgl-kernel-cpu/sgl_kernel",
-        "sgl-kernel-cpu/benchmark",
-    )
-    for file in (ROOT / folder).rglob("*.py")
-)
+SOURCES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
 
 
 def makers_in(tree: ast.AST) -> list[tuple[int, str]]:

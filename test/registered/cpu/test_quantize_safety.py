@@ -210,6 +210,25 @@ def test_a_file_limit_is_met_before_the_work(
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
 
 
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        ("tokenizer_config.json", lambda file: file.symlink_to("blob"), "no such file.*to blob"),
+        ("chat_template.jinja", lambda file: file.symlink_to("blob"), "no such file.*to blob"),
+        ("LICENSE", os.mkfifo, "not a regular file.*a named pipe"),
+    ],
+)
+def test_nothing_of_the_source_is_left_out_silently(
+    source: Path, tmp_path: Path, name: str, make: Callable[[Path], None], message: str
+) -> None:
+    """A Hub cache that has lost a blob would give a model without its tokenizer."""
+    make(source / name)
+    with pytest.raises(CheckpointError, match=message) as info:
+        quantize_checkpoint(source, tmp_path / "out", SCHEME)
+    assert info.value.file == source / name
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
 def test_a_source_that_cannot_be_read(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

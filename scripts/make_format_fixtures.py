@@ -12,6 +12,7 @@ the default one has CUDA. Models and calibration are seeded. A fixture is replac
 
 import argparse
 import importlib
+import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -255,6 +256,9 @@ _KEPT = ("config.json", "hf_quant_config.json", "model.safetensors")
 def write_fixtures(name: str) -> None:
     """Writes one tool's fixtures; to be run in its environment."""
     tool = TOOLS[name]
+    found = importlib.metadata.version(tool.name)
+    if found != tool.version:
+        raise SystemExit(f"error: {tool.name} {tool.version} is to write; {found} is installed")
     for fixture, write in FIXTURES[name].items():
         target = OUT / f"{name}-{tool.version}-{fixture}"
         with tempfile.TemporaryDirectory() as scratch:
@@ -275,17 +279,21 @@ def _tidy(file: Path) -> None:
 
 
 def make_environment(name: str) -> Path:
-    """The interpreter of a tool's environment, which is made if there is none."""
-    folder = ENVIRONMENTS / name
-    python = folder / "bin/python"
-    if not python.exists():
-        tool = TOOLS[name]
-        print(f"making {folder.relative_to(ROOT)}", flush=True)
-        venv.create(folder, with_pip=True)
+    """The interpreter of a tool's environment, which is made anew unless it was completed with the
+    requirements that TOOLS has.
+    """
+    tool, folder = TOOLS[name], ENVIRONMENTS / name
+    python, stamp = folder / "bin/python", folder / "requirements.txt"
+    requirements = [TORCH, "numpy", "safetensors", *tool.needs]
+    bare = [*tool.bare, f"{tool.name}=={tool.version}"]
+    content = "\n".join([*requirements, *bare, ""])
+    if not stamp.is_file() or stamp.read_text() != content:
+        print(f"making {folder}", flush=True)
+        venv.create(folder, with_pip=True, clear=True)
         pip = [str(python), "-m", "pip", "install", "-q"]
-        subprocess.run([*pip, TORCH, "numpy", "safetensors", *tool.needs], check=True)
-        subprocess.run([*pip, "--no-deps", *tool.bare, f"{tool.name}=={tool.version}"], check=True)
-        subprocess.run([*pip, "--no-deps", "--upgrade", TORCH], check=True)
+        subprocess.run([*pip, *requirements], check=True)
+        subprocess.run([*pip, "--no-deps", *bare], check=True)
+        stamp.write_text(content)
     return python
 
 

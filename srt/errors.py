@@ -6,16 +6,20 @@ a bug and keeps its traceback.
 
 from pathlib import Path
 
+from srt.utils.control_characters import escape_controls
+
 # Longest message: what a hostile file holds may be quoted in it.
 _MAX_MESSAGE = 2000
 _MAX_FIELD = 500
 
 
 class SrtError(Exception):
-    """A problem with what the user gave: a file, a flag, a request. Its text is one line."""
+    """A problem with what the user gave: a file, a flag, a request. Its text is one line, without
+    control characters, which a file that it quotes may hold.
+    """
 
     def __str__(self) -> str:
-        text = " ".join(super().__str__().splitlines())
+        text = escape_controls(" ".join(super().__str__().splitlines()))
         return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]} ..."
 
 

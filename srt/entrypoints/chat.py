@@ -3,9 +3,15 @@
 import argparse
 import sys
 from contextlib import closing
-from pathlib import Path
 
-from srt.entrypoints.chat_input import KEYS, LineReader, is_terminal
+from srt.entrypoints.chat_input import (
+    KEYS,
+    LineReader,
+    MessageReader,
+    TerminalReader,
+    history_file,
+    is_terminal,
+)
 from srt.entrypoints.conversation import COMMANDS, Conversation, parse_command, unescape
 from srt.entrypoints.options import add_engine_options, make_engine
 from srt.entrypoints.sampling_options import (
@@ -14,8 +20,8 @@ from srt.entrypoints.sampling_options import (
     make_sampling_params,
     read_template_kwargs,
 )
-from srt.errors import RequestError
-from srt.utils.text_streams import read_argument
+from srt.errors import RequestError, SrtError
+from srt.utils.text_streams import read_argument, write_answer
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -43,9 +49,7 @@ def run(args: argparse.Namespace) -> int:
         _say(f"loading {args.model} ...")
     with make_engine(args, max_running_requests=1, template_needed_by="srt chat") as engine:
         if interactive:
-            from srt.entrypoints.chat_input import TerminalReader, history_file
-
-            reader: LineReader | TerminalReader = TerminalReader(history_file())
+            reader: MessageReader = TerminalReader(history_file())
             if not args.quiet:
                 _say("/help shows commands and keys, Ctrl-D ends.")
         else:
@@ -72,10 +76,10 @@ def _take(conversation: Conversation, text: str, interactive: bool) -> None:
             _run_command(conversation, *command)
         else:
             _answer(conversation, unescape(text))
-    except RequestError as error:
+    except SrtError as error:
         if not interactive and command is None:
             raise
-        # The conversation has outgrown the context, say: a person may /reset it.
+        # The conversation has outgrown the context, or this answer failed: a person may go on.
         _say(f"srt: error: {error}")
 
 
@@ -86,8 +90,7 @@ def _answer(conversation: Conversation, text: str) -> None:
         with closing(conversation.answer(text)) as pieces:
             for piece in pieces:
                 written = True
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+                write_answer(piece)
     finally:
         if written:
             print(flush=True)
@@ -112,7 +115,7 @@ def _run_command(conversation: Conversation, command: str, argument: str) -> Non
     elif command == "/stats":
         _say(conversation.stats())
     elif command == "/save":
-        conversation.save(Path(argument).expanduser())
+        conversation.save(argument)
         _say(f"saved {len(conversation.messages)} messages to {argument}")
     elif argument:
         conversation.system = argument

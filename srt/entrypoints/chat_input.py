@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srt.utils.text_streams import read_argument
+from srt.utils.text_streams import read_stdin_line
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -40,8 +40,8 @@ class LineReader(MessageReader):
     """One message a line of stdin, in UTF-8."""
 
     def read(self) -> str | None:
-        line = sys.stdin.readline() if sys.stdin is not None else ""
-        return read_argument("a line of stdin", line).strip() if line else None
+        line = read_stdin_line("a line of stdin")
+        return line.strip() if line else None
 
 
 class TerminalReader(MessageReader):

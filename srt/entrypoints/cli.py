@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from srt.entrypoints import bench, chat, env, generate, inspect, perplexity, quantize
 from srt.errors import SrtError
+from srt.utils.control_characters import escape_controls
 from srt.utils.openmp import limit_spinning
 from srt.utils.signals import Signals, end_line
 from srt.utils.text_streams import abandon_stdout, prepare_streams
@@ -45,6 +46,13 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _LogFormatter(logging.Formatter):
+    """Control characters, which a checkpoint's files may hold, become escapes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escape_controls(super().format(record), keep="\n\t")
+
+
 def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> int:
     """Runs one command.
 
@@ -58,9 +66,9 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     args = make_parser().parse_args(argv)
     args.signals = Signals() if signals is None else signals
     limit_spinning(os.environ)
-    logging.basicConfig(
-        level=logging.INFO if args.debug else logging.WARNING, format="%(name)s: %(message)s"
-    )
+    log = logging.StreamHandler()
+    log.setFormatter(_LogFormatter("%(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if args.debug else logging.WARNING, handlers=[log])
     try:
         prepare_streams()
         with args.signals.working():

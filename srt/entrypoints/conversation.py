@@ -73,6 +73,7 @@ class Conversation:
 
         Raises:
             RequestError: The conversation has outgrown the context, or the like.
+            SrtError: The answer failed.
         """
         message = {"role": "user", "content": text}
         chunks = self.engine.generate(
@@ -85,8 +86,6 @@ class Conversation:
         try:
             for chunk in chunks:
                 if chunk.output is not None:
-                    if chunk.output.error is not None:
-                        raise RequestError(chunk.output.error)
                     self.last = chunk.output
                 pieces.append(chunk.text)
                 yield chunk.text
@@ -100,14 +99,16 @@ class Conversation:
     def _add(self, message: dict[str, str], pieces: Sequence[str]) -> None:
         self.turns += [message, {"role": "assistant", "content": "".join(pieces)}]
 
-    def save(self, file: Path) -> None:
-        """Writes `{"messages": [...]}`.
+    def save(self, name: str) -> None:
+        """Writes `{"messages": [...]}` to a new file; `~` is the home directory.
 
         Raises:
             RequestError: The file exists or cannot be written.
         """
         content = json.dumps({"messages": self.messages}, indent=2)
+        file = Path(name)
         try:
+            file = file.expanduser()
             with file.open("x", encoding="utf-8") as stream:
                 try:
                     stream.write(content + "\n")
@@ -119,6 +120,8 @@ class Conversation:
             raise RequestError(f"{file} exists already; nothing was written") from None
         except OSError as error:
             raise RequestError(f"cannot write {file}: {error.strerror}") from error
+        except (RuntimeError, ValueError) as error:  # no such user's home; a NUL in the name
+            raise RequestError(f"cannot write {file}: {error}") from error
 
     def stats(self) -> str:
         """Speed and size of the last answer, and what the cache holds, in a line or two."""

@@ -2,15 +2,10 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srt.entrypoints.options import (
-    add_engine_options,
-    make_engine,
-    read_text,
-)
+from srt.entrypoints.options import add_engine_options, make_engine, read_text
 from srt.entrypoints.sampling_options import (
     add_sampling_options,
     add_template_option,
@@ -18,7 +13,7 @@ from srt.entrypoints.sampling_options import (
     read_template_kwargs,
 )
 from srt.errors import RequestError, SrtError
-from srt.utils.text_streams import read_argument
+from srt.utils.text_streams import read_argument, write_answer
 
 if TYPE_CHECKING:
     from srt.entrypoints.engine import Engine
@@ -131,7 +126,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"outputs": [output.to_dict() for output in outputs], **facts}, indent=2))
     elif len(prompts) > 1 or not args.stream:
         for prompt, output in zip(prompts, outputs, strict=True):
-            print(f"{prompt}\n  -> {output.text}\n" if len(prompts) > 1 else output.text)
+            text = f"{prompt}\n  -> {output.text}\n" if len(prompts) > 1 else output.text
+            write_answer(f"{text}\n")
     if errors:
         raise SrtError(errors[0])
     if not args.quiet and not args.json:
@@ -159,11 +155,9 @@ def _stream(chunks: Any) -> "GenerateOutput":
     """Writes an answer to stdout as it comes; returns the result."""
     output = None
     for chunk in chunks:
-        sys.stdout.write(chunk.text)
-        sys.stdout.flush()
+        write_answer(chunk.text)
         output = chunk.output
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    write_answer("\n")
     assert output is not None, "a generation ends with its result"
     result: GenerateOutput = output
     return result

@@ -8,6 +8,7 @@ import sys
 from typing import TextIO
 
 from srt.errors import RequestError, SrtError
+from srt.utils.control_characters import escape_controls
 
 
 def prepare_streams() -> None:
@@ -39,7 +40,7 @@ def _occupy_standard_descriptors() -> None:
 
 
 def read_argument(name: str, text: str) -> str:
-    """An argument as the user typed it, which is UTF-8 in any locale.
+    """An argument as the user typed it: what the locale's encoding does not know is UTF-8.
 
     Raises:
         RequestError: It is not UTF-8; the message calls it `name`.
@@ -66,6 +67,30 @@ def read_stdin(name: str) -> str:
         return stream.read() if buffer is None else _decode(name, buffer.read())
     except OSError as error:
         raise RequestError(f"{name} cannot be read: {error}") from error
+
+
+def read_stdin_line(name: str) -> str:
+    """The next line of stdin, which is UTF-8 in any locale; empty at the end, or if it is closed.
+
+    Raises:
+        RequestError: It cannot be read, or is not UTF-8; the message calls it `name`.
+    """
+    stream: TextIO | None = sys.stdin
+    if stream is None:
+        return ""
+    try:
+        buffer = getattr(stream, "buffer", None)
+        return stream.readline() if buffer is None else _decode(name, buffer.readline())
+    except OSError as error:
+        raise RequestError(f"{name} cannot be read: {error}") from error
+
+
+def write_answer(text: str) -> None:
+    """Writes what a model says to stdout, at once: as it is, but to a terminal with control
+    characters as escapes, so that a model cannot steer it.
+    """
+    sys.stdout.write(escape_controls(text, keep="\n\t") if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def _decode(name: str, content: bytes) -> str:

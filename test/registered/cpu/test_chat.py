@@ -1,5 +1,6 @@
 """`srt chat`: what a person types at a terminal, and the commands."""
 
+import io
 import json
 import os
 import re
@@ -14,9 +15,11 @@ from typing import Any
 import pexpect
 import pytest
 
-from srt.entrypoints.chat_input import history_file, open_history
+from srt.entrypoints.chat_input import LineReader, history_file, open_history
 from srt.entrypoints.cli import main
 from srt.entrypoints.conversation import parse_command, unescape
+from srt.errors import RequestError
+from srt.sampling import sampler
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
@@ -212,6 +215,21 @@ def test_where_history_lies(environ: dict[str, str], file: Path | None) -> None:
     assert history_file(environ) == file
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_lines_of_a_pipe_are_utf_8_in_any_locale(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = io.BytesIO("\u65e5\n\n é \n".encode() + b"a\xff\nlast")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(content, encoding=encoding))
+    reader = LineReader()
+    assert [reader.read() for _ in range(3)] == ["\u65e5", "", "é"]
+    with pytest.raises(RequestError, match="a line of stdin is not UTF-8: byte 0xff at position 1"):
+        reader.read()
+    assert [reader.read() for _ in range(2)] == ["last", None]
+    monkeypatch.setattr("sys.stdin", None)
+    assert reader.read() is None
+
+
 @pytest.mark.parametrize(
     ("text", "command"),
     [
@@ -236,8 +254,6 @@ def test_two_slashes_stand_for_one() -> None:
 
 
 def chat(model: str, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    import io
-
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     assert main(["chat", "--model", model, "--max-new-tokens", "3", "--system", "kind"]) == 0
 
@@ -259,6 +275,8 @@ def test_commands(
         f"/save {saved}",
         f"/save {saved}",
         f"/save {tmp_path}/nowhere/file",
+        "/save ~nobody of this name/file",
+        "/save a\0b",
         "/save",
         "/reset now",
         "/nosuch",
@@ -287,11 +305,33 @@ def test_commands(
     for message in (
         f"{saved} exists already; nothing was written",
         f"cannot write {tmp_path}/nowhere/file: No such file",
+        "cannot write ~nobody of this name/file: Could not determine home directory",
+        "cannot write a\\x00b: embedded null byte",
         "/save: expected the name of a file",
         "/reset takes no argument; found 'now'",
         "unknown command /nosuch; /help lists them",
     ):
         assert f"srt: error: {message}" in err
+
+
+def test_a_person_goes_on_after_an_answer_that_failed(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failures = [MemoryError("no room")]
+
+    def sample(*args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return sampler.sample(*args)
+
+    monkeypatch.setattr("srt.managers.forward_pass.sample", sample)
+    monkeypatch.setattr("srt.entrypoints.chat.is_terminal", lambda: True)
+    monkeypatch.setattr("srt.entrypoints.chat.TerminalReader", lambda _: LineReader())
+    saved = tmp_path / "chat.json"
+    chat(model, monkeypatch, "first", "second", f"/save {saved}")
+    assert "srt: error: request 0: MemoryError: no room" in capsys.readouterr().err
+    messages = json.loads(saved.read_text())["messages"]
+    assert [m["content"] for m in messages if m["role"] == "user"] == ["second"]
 
 
 def test_a_conversation_at_a_terminal(model: str, tmp_path: Path) -> None:

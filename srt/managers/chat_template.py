@@ -82,14 +82,19 @@ class TemplateRenderer:
             self._stop()
 
     def _ask(self, request: bytes) -> dict[str, str]:
-        process = self._running()
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        try:
-            _write(process, len(request).to_bytes(8, "little") + request, deadline)
-            size = int.from_bytes(_read(process, 8, deadline), "little")
-            content = _read(process, size, deadline)
-        except (EOFError, BrokenPipeError):
-            raise RequestError(_explain_end(process.wait())) from None
+        for is_last in (False, True):
+            process = self._running()
+            try:
+                _write(process, len(request).to_bytes(8, "little") + request, deadline)
+                size = int.from_bytes(_read(process, 8, deadline), "little")
+                content = _read(process, size, deadline)
+                break
+            except (EOFError, BrokenPipeError):
+                status = process.wait()
+                # 0: it was leaving, after a time without work, when the request came.
+                if status != 0 or is_last:
+                    raise RequestError(_explain_end(status)) from None
         reply: dict[str, str] = json.loads(content.decode("utf-8", "surrogatepass"))
         return reply
 

@@ -4,6 +4,8 @@ ends, or asks for the whole memory.
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from srt.errors import CheckpointError, RequestError
+from srt.managers import chat_template
 from srt.managers.chat_template import TemplateRenderer, get_renderer
 from srt.managers.tokenizer import encode_chat, load_tokenizer, render_chat
 from srt.test.ci_register import register_cpu_ci
@@ -167,6 +170,28 @@ def test_the_process_is_started_again() -> None:
     assert renderer.render("b", {}) == "b"
     renderer.close()
     assert renderer._process is None
+
+
+def test_a_process_that_was_just_leaving_is_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It leaves when idle; a request may come at that moment, or when it reads no more."""
+    renderer, start = TemplateRenderer(), chat_template._start
+    leaving = "import sys; sys.stdin.buffer.read(9)"
+    programs = [leaving, ""]
+
+    def start_one_that_leaves() -> Any:
+        if not programs:
+            return start()
+        pipe = subprocess.PIPE
+        return subprocess.Popen([sys.executable, "-c", programs.pop()], stdin=pipe, stdout=pipe)
+
+    monkeypatch.setattr(chat_template, "_start", start_one_that_leaves)
+    with pytest.raises(RequestError, match="ended with status 0"):
+        renderer.render("hello", {})
+    programs.append(leaving)
+    assert renderer.render("hello", {}) == "hello"
+    renderer.close()
 
 
 def test_a_forked_child_has_a_process_of_its_own() -> None:

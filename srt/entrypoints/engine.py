@@ -23,6 +23,7 @@ from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION
 from srt.model_executor.cpu_graph_runner import default_batch_sizes
 from srt.model_executor.model_runner import ModelRunner
 from srt.model_loader.hub import resolve_model
+from srt.sampling.checks import describe, is_integer
 from srt.sampling.sampling_params import SamplingParams
 from srt.utils.threads import apply_thread_plan, plan_threads
 
@@ -103,10 +104,10 @@ class Engine:
             ("max_total_tokens", max_total_tokens),
             ("chunked_prefill_size", chunked_prefill_size),
             ("num_threads", num_threads),
-            ("compiled_batch_sizes", min(compiled_batch_sizes or [1])),
+            *(("compiled_batch_sizes", size) for size in compiled_batch_sizes or ()),
         ):
-            if value is not None and value < 1:
-                raise RequestError(f"{name}: expected an integer >= 1, found {value}")
+            if value is not None and (not is_integer(value) or value < 1):
+                raise RequestError(f"{name}: expected an integer >= 1, found {describe(value)}")
         apply_thread_plan(plan_threads(num_threads))
         self.model_config = ModelConfig.from_pretrained(
             resolve_model(model_path, revision, progress=progress),

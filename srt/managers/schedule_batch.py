@@ -109,11 +109,6 @@ class Req:
         return self._ids[: self.seq_len]
 
     @property
-    def is_prefilled(self) -> bool:
-        """Whether all its tokens are in the cache, so that the next one can be chosen."""
-        return self.kv_len == self.seq_len
-
-    @property
     def remaining_tokens(self) -> int:
         """Tokens that it may still generate."""
         return self.max_new_tokens - len(self.output_ids)

@@ -10,6 +10,8 @@ from srt.sampling import checks
 from srt.sampling.random_numbers import SEED_LIMIT
 
 _OPENAI_PENALTY = "a number from -2 to 2"
+# Each takes some 150 bytes a token; OpenAI's API ends at 20.
+MAX_TOP_LOGPROBS = 1000
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class SamplingParams:
             takes fresh ones.
         return_logprob: Return the log-probability of each generated token. Log-probabilities are
             the model's own, before anything that these parameters do to its logits.
-        top_logprobs_num: With it, those of this many of the most likely tokens.
+        top_logprobs_num: With it, those of this many of the most likely tokens, 1000 at most.
         return_prompt_logprob: Return them for the prompt's tokens too; such a prompt is computed
             anew even where the cache has a prefix of it.
 
@@ -129,9 +131,14 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             self._set(name, checks.number(name, getattr(self, name), _OPENAI_PENALTY, -2, 2))
         self._set("logit_bias", checks.logit_bias("logit_bias", self.logit_bias))
-        for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0), ("top_logprobs_num", 0)):
+        for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0)):
             value = checks.integer(name, getattr(self, name), f"an integer >= {least}", least)
             self._set(name, value)
+        expected = f"an integer from 0 to {MAX_TOP_LOGPROBS}"
+        count = checks.integer(
+            "top_logprobs_num", self.top_logprobs_num, expected, 0, MAX_TOP_LOGPROBS
+        )
+        self._set("top_logprobs_num", count)
         if self.min_new_tokens > self.max_new_tokens:
             expected = f"an integer from 0 to max_new_tokens ({self.max_new_tokens})"
             raise checks.refuse("min_new_tokens", expected, self.min_new_tokens)

@@ -291,6 +291,25 @@ def test_shutdown_within_a_pass(path: Path, monkeypatch: pytest.MonkeyPatch, thr
         next(stream)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"max_running_requests": "4"},
+        {"max_running_requests": True},
+        {"max_total_tokens": 10.0},
+        {"chunked_prefill_size": 0},
+        {"num_threads": "many"},
+        {"compiled_batch_sizes": [1, "2"]},
+        {"compiled_batch_sizes": [4, -1]},
+    ],
+)
+def test_numbers_of_an_engine_are_integers(option: dict[str, Any]) -> None:
+    """Which is said before the model is looked for."""
+    name = next(iter(option))
+    with pytest.raises(RequestError, match=f"^{name}: expected an integer >= 1, found "):
+        Engine("/nonexistent", **option)
+
+
 def test_threads_that_all_generate_get_the_right_tokens_or_an_error(engine: Engine) -> None:
     texts = [f"thread {i}" for i in range(6)]
     expected = {text: engine.generate(text, GREEDY).token_ids for text in texts}

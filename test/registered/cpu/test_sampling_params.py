@@ -39,7 +39,7 @@ BAD: dict[str, list[Any]] = {
         {True: 1},
         {"9" * 5000: 1},
     ],
-    "top_logprobs_num": [-1, 1.0, None],
+    "top_logprobs_num": [-1, 1.0, None, 1001, 2**70],
     "stop": [("",), (3,), "", b"END", 3, ["a", b"b"], {"a": 1}, "\ud800", ["a\udcff"]],
     "stop_token_ids": [(-1,), [1.0], "12", b"12", 7, [True], {1: 2}, np.array([1.5])],
     "ignore_eos": [1, "false", None],

@@ -9,24 +9,21 @@ pages. An entry is used only if
 - the checkpoint's tensors are the same: by the identity of its files, or else by their hashes;
 - the parameters have the hashes that the manifest holds, which each start computes.
 
-Otherwise it is rebuilt, with a line in the log. Entries are written beside their place and renamed,
-under a lock, so that starts at the same time do not meet. What fails here costs the cache and never
-the start: whatever lies where entry, manifest or lock should be is replaced, and no link is
-followed to what it points at.
+Otherwise it is rebuilt, with a line in the log. Entries are written beside their place and renamed;
+of starts at the same time one writes. What fails here costs the cache and never the start: whatever
+lies where an entry or its manifest should be is replaced, and no link is followed to what it points
+at.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import logging
 import os
 import shutil
-import stat
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +44,7 @@ from srt.model_loader.fingerprint import (
 )
 from srt.model_loader.writer import CheckpointWriter, TensorSpec
 from srt.utils.progress import byte_bar
+from srt.utils.scratch import open_scratch, recover
 from srt.version import __version__
 
 if TYPE_CHECKING:
@@ -228,97 +226,51 @@ class PackedCache:
         nbytes = sum(tensor.nbytes for tensor in parameters.values())
         try:
             self._entry.parent.mkdir(parents=True, exist_ok=True)
-            with self._lock() as locked:
-                if not locked:
-                    logger.info("packed cache: another process writes %s", self._entry)
-                    return
-                free = shutil.disk_usage(self._entry.parent).free
-                if free < nbytes + _DISK_RESERVE:
-                    logger.warning(
-                        "packed cache %s is not written: it needs %s bytes, %s are free",
-                        self._entry,
-                        f"{nbytes + _DISK_RESERVE:,}",
-                        f"{free:,}",
-                    )
-                    return
-                self._write(parameters)
+            if self._entry.name in recover(self._entry.parent):
+                logger.info("packed cache: another process writes %s", self._entry)
+                return
+            free = shutil.disk_usage(self._entry.parent).free
+            if free < nbytes + _DISK_RESERVE:
+                logger.warning(
+                    "packed cache %s is not written: it needs %s bytes, %s are free",
+                    self._entry,
+                    f"{nbytes + _DISK_RESERVE:,}",
+                    f"{free:,}",
+                )
+                return
+            with open_scratch(self._entry) as scratch:
+                self._write(scratch.new, parameters)
+                # Without the old entry nothing is lost but time.
+                _remove(self._entry)
+                scratch.move_to_destination()
+            logger.info("packed cache: wrote %s", self._entry)
         except (OSError, SrtError) as error:
             logger.warning("packed cache %s is not written: %s", self._entry, error)
 
-    @contextmanager
-    def _lock(self) -> Iterator[bool]:
-        """Whether this process is the only one that writes the entry."""
-        descriptor = _open_lock(self._entry.parent / f".{self._entry.name}.lock")
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
-        finally:
-            os.close(descriptor)
-
-    def _write(self, parameters: Mapping[str, Tensor]) -> None:
-        scratch, old = (self._entry.parent / f".{self._entry.name}.{s}" for s in ("tmp", "old"))
-        # The lock is ours: what is there was left by a process that ended early.
-        for left in (scratch, old):
-            _remove(left)
-        scratch.mkdir()
-        try:
-            specs = [TensorSpec(n, t.dtype, tuple(t.shape)) for n, t in parameters.items()]
-            nbytes = sum(spec.nbytes for spec in specs)
-            bar = byte_bar(nbytes, "Writing packed weights", enabled=self._progress)
-            digests = {}
-            with CheckpointWriter(scratch, specs) as writer:
-                for name, tensor in _count(parameters, bar):
-                    writer.write(name, tensor)
-                    digests[name] = _digest_parameter(tensor)
-            manifest = {
-                "key": self._key,
-                "source_files": self._identity if self._is_settled else None,
-                "source_tensors": self._digests,
-                "parameters": digests,
-            }
-            (scratch / _MANIFEST).write_text(json.dumps(manifest, indent=1))
-            if identify_files(self._checkpoint.files) != self._identity:
-                raise OSError(f"{self._checkpoint.path} has changed while it was loaded")
-            if lies_there(self._entry):
-                self._entry.rename(old)
-            scratch.rename(self._entry)
-            _remove(old)
-        except BaseException:
-            _remove(scratch)
-            raise
-        logger.info("packed cache: wrote %s", self._entry)
+    def _write(self, scratch: Path, parameters: Mapping[str, Tensor]) -> None:
+        """Fills the empty directory `scratch`."""
+        specs = [TensorSpec(n, t.dtype, tuple(t.shape)) for n, t in parameters.items()]
+        nbytes = sum(spec.nbytes for spec in specs)
+        bar = byte_bar(nbytes, "Writing packed weights", enabled=self._progress)
+        digests = {}
+        with CheckpointWriter(scratch, specs) as writer:
+            for name, tensor in _count(parameters, bar):
+                writer.write(name, tensor)
+                digests[name] = _digest_parameter(tensor)
+        manifest = {
+            "key": self._key,
+            "source_files": self._identity if self._is_settled else None,
+            "source_tensors": self._digests,
+            "parameters": digests,
+        }
+        (scratch / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        if identify_files(self._checkpoint.files) != self._identity:
+            raise OSError(f"{self._checkpoint.path} has changed while it was loaded")
 
 
 def _digest_parameter(tensor: Tensor) -> str:
     """Dtype, shape and hash: a header may say something else of the same bytes."""
     return f"{tensor.dtype} {list(tensor.shape)} {digest_tensor(tensor)}"
-
-
-def _open_lock(path: Path) -> int:
-    """A descriptor of the lock file `path`. Something else that lies there is removed, be it a link
-    or a pipe; a link is not followed, and nothing is emptied.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    for _ in range(2):
-        try:
-            descriptor = os.open(path, flags, 0o666)
-        except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise
-        else:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return descriptor
-            os.close(descriptor)
-        logger.warning("packed cache: %s is no lock file and is removed", path)
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-        else:
-            path.unlink()
-    raise OSError(errno.EEXIST, "something else than a lock keeps being put there", str(path))
 
 
 def _remove(path: Path) -> None:

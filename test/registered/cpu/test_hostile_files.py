@@ -369,39 +369,33 @@ def test_a_damaged_cache_costs_one_repack(
     assert entry.is_dir() and not entry.is_symlink()
 
 
-@pytest.mark.parametrize("kind", ["file", "pipe", "directory", "dangling"])
-@pytest.mark.parametrize("name", ["lock", "tmp", "old"])
-def test_what_lies_beside_an_entry(name: str, kind: str, tmp_path: Path) -> None:
-    path, cache = tmp_path / "model", tmp_path / "cache"
-    write_checkpoint(path, TINY_CONFIG, quantize(make_tensors(TINY_CONFIG)), FP8)
-    pack(path, cache)
-    (entry,) = (p for p in cache.iterdir() if p.is_dir())
-    (entry / "manifest.json").write_text("damaged")
-    place, somebodys = cache / f".{entry.name}.{name}", tmp_path / "somebodys"
+@pytest.mark.parametrize("kind", ["file", "link", "pipe", "dangling", "owner-link", "owner-pipe"])
+def test_what_lies_beside_an_entry(kind: str, packed: tuple[Path, Path, Path]) -> None:
+    """Where the scratch directory of a killed start would be: it is neither waited for nor written
+    to, and stays unless it is certainly ours.
+    """
+    path, cache, entry = packed
+    somebodys = cache.parent / "somebodys"
     somebodys.write_text("precious")
-    place.unlink(missing_ok=True)
+    place = cache / ".srt-0123456789abcdef.tmp"
     if kind == "file":
+        place.write_text("precious")
+    elif kind == "link":
         place.symlink_to(somebodys)
     elif kind == "pipe":
         os.mkfifo(place)
-    elif kind == "directory":
-        place.mkdir()
+    elif kind == "dangling":
+        place.symlink_to(cache.parent / "nowhere")
     else:
-        place.symlink_to(tmp_path / "nowhere")
-    pack(path, cache)
-    assert somebodys.read_text() == "precious"
-    assert not (tmp_path / "nowhere").exists()
-    json.loads((entry / "manifest.json").read_text())
-    assert sorted(p.name for p in cache.iterdir()) == [f".{entry.name}.lock", entry.name]
-
-
-def test_a_lock_keeps_what_it_holds(packed: tuple[Path, Path, Path]) -> None:
-    path, cache, entry = packed
-    lock = cache / f".{entry.name}.lock"
-    lock.write_text("somebody's notes")
+        place.mkdir()
+        owner = place / "owner.json"
+        owner.symlink_to(somebodys) if kind == "owner-link" else os.mkfifo(owner)
     (entry / "manifest.json").write_text("damaged")
     pack(path, cache)
-    assert lock.read_text() == "somebody's notes"
+    assert somebodys.read_text() == "precious"
+    assert not (cache.parent / "nowhere").exists()
+    json.loads((entry / "manifest.json").read_text())
+    assert sorted(p.name for p in cache.iterdir()) == [place.name, entry.name]
 
 
 # ---- programs in other languages ----

@@ -120,6 +120,7 @@ def quantize_checkpoint(
                     raise
                 _write_config(config, metas, scheme, scratch / CONFIG_FILE)
                 before.check()
+    before.warn_of_directories()
     return reports
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from srt.model_loader.config_files import CONFIG_FILE
 from srt.model_loader.files import check_regular
 from srt.model_loader.fingerprint import identify_files
 from srt.utils.directory_replacement import MANIFEST_FILE
+
+logger = logging.getLogger(__name__)
 
 # What belongs to a model besides its weights: configuration, tokenizer, chat template, license.
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "LICENSE*", "NOTICE*")
@@ -51,6 +54,13 @@ class SourceSnapshot:
     def copied_bytes(self) -> int:
         """Size of `copied`."""
         return sum(file.stat().st_size for file in self.copied)
+
+    def warn_of_directories(self) -> None:
+        """Logs what of a model is not copied: directories, such as those of further templates."""
+        names = sorted(path.name for path in self.source.iterdir() if path.is_dir())
+        left = [name for name in names if not name.startswith(".")]
+        if left:
+            logger.warning("directories of %s are not copied: %s", self.source, ", ".join(left))
 
     def check(self) -> None:
         """Raises CheckpointError if the source is not what it was."""

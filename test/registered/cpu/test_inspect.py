@@ -286,29 +286,6 @@ def test_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ]
 
 
-def documented(document: str, heading: str) -> dict[str, str]:
-    """Rows of the first table after a line of a document: key -> the rest."""
-    text = (Path(__file__).resolve().parents[3] / "docs" / document).read_text()
-    table = text.partition(heading)[2].partition("|---|---|\n")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
-    return dict(rows)
-
-
-def test_documents_have_the_keys_of_the_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tensors = fp8_tensors(torch.tensor(1.0))
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(HEAD_DIM // 2)
-    write(tmp_path, tensors, quantization_config=FP8)
-    main(["inspect", str(tmp_path), "--json"])
-    report = json.loads(capsys.readouterr().out)
-    rows = documented("formats.md", "Keys of `srt inspect --json`")
-    assert list(rows) == list(report)
-    for key in ("dtypes", "modules", "ignored"):
-        assert set(re.findall(r"`([a-z_]+)`", rows[key])) == report[key][0].keys()
-    assert set(re.findall(r"`([a-z_]+)`", rows["memory"])) == report["memory"].keys()
-
-
 def test_bad_input_ends_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def expect(part: str) -> None:
         assert main(["inspect", str(tmp_path)]) == 2

@@ -229,6 +229,18 @@ def test_nothing_of_the_source_is_left_out_silently(
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
 
 
+@pytest.mark.parametrize("names", [[], ["additional_chat_templates"], ["onnx", "original"]])
+def test_directories_of_the_source_are_named(
+    source: Path, tmp_path: Path, names: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in (*names, ".cache"):
+        (source / name).mkdir()
+    quantize_checkpoint(source, tmp_path / "out", SCHEME)
+    found = [record.getMessage() for record in caplog.records]
+    expected = f"directories of {source} are not copied: {', '.join(names)}"
+    assert found == ([expected] if names else [])
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
 def test_a_source_that_cannot_be_read(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from srt.entrypoints.cli import main
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 from srt.test.tiny_tokenizer import VOCAB_SIZE, make_tokenizer, write_tokenizer
-from srt.utils.text_streams import prepare_streams
+from srt.utils.text_streams import prepare_streams, read_stdin
 
-register_cpu_ci(est_time=35, suite="per-commit")
+register_cpu_ci(est_time=12, suite="per-commit")
 
 CHARACTER = "\u65e5"
 BYTES = CHARACTER.encode()
@@ -34,7 +35,6 @@ def srt(
     model: str,
     *arguments: str | bytes,
     redirect: str = "",
-    stdin: bytes = b"",
     environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Runs `srt generate`; `redirect` is the shell's."""
@@ -42,7 +42,7 @@ def srt(
     command += ["--raw", "--max-new-tokens", "2", "--ignore-eos"]
     return subprocess.run(
         ["sh", "-c", f'exec "$@" {redirect}', "sh", *command, *arguments],
-        input=stdin,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         env=os.environ | (environment or {}),
     )
@@ -51,8 +51,10 @@ def srt(
 ASCII = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
 
-def test_what_the_encoding_lacks_is_escaped(model: str) -> None:
-    """The model answers with the beginning of a character, and the prompt is repeated."""
+def test_an_encoding_that_knows_few_characters(model: str) -> None:
+    """Arguments are read as UTF-8; the model answers with the beginning of a character, and the
+    prompt is repeated, both as escapes.
+    """
     first = make_tokenizer().encode(CHARACTER)[0]
     two: list[str | bytes] = ["--prompt", BYTES, "--prompt", b"x", f"--logit-bias={first}=1000"]
     result = srt(model, *two, environment=ASCII)
@@ -60,11 +62,10 @@ def test_what_the_encoding_lacks_is_escaped(model: str) -> None:
     assert result.stdout.decode("ascii").startswith("\\u65e5\n  -> \\ufffd")
 
 
-def test_input_is_utf_8_in_any_locale(model: str) -> None:
-    argument = srt(model, "--prompt", BYTES, "--json", environment=ASCII).stdout
-    stdin = srt(model, "--prompt-file", "-", "--json", stdin=BYTES, environment=ASCII).stdout
-    assert b'"prompt_tokens": 3' in argument
-    assert argument.split(b"prefill_seconds")[0] == stdin.split(b"prefill_seconds")[0]
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_stdin_is_utf_8_in_any_locale(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(BYTES), encoding=encoding))
+    assert read_stdin("the prompt") == CHARACTER
 
 
 def test_streams_of_other_encodings() -> None:
@@ -76,33 +77,18 @@ def test_streams_of_other_encodings() -> None:
     assert stream.buffer.getvalue() == b"\xe9\\u65e5\\udcff"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "message"),
-    [
-        (["--prompt", b"a\xff"], b"", "--prompt is not UTF-8: byte 0xff at position 1"),
-        (["--prompt", "x", "--system", b"\xfe"], b"", "--system is not UTF-8: byte 0xfe at"),
-        (["--prompt", "x", "--stop", b"\xe6\x97"], b"", "--stop is not UTF-8: byte 0xe6 at"),
-        (["--prompt-file", "-"], b"ab\xff", "the prompt is not UTF-8: byte 0xff at position 2"),
-    ],
-)
-def test_input_that_is_not_utf_8_is_one_line(
-    model: str, arguments: list[str | bytes], stdin: bytes, message: str
+def test_stdin_that_cannot_be_read_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = srt(model, *arguments, stdin=stdin)
-    assert (result.returncode, result.stdout) == (2, b"")
-    assert re.fullmatch(rf"srt: error: {re.escape(message)}.*\n", result.stderr.decode())
-
-
-def test_a_closed_stdout_is_one_line(model: str) -> None:
-    result = srt(model, "--prompt", "x", redirect=">&-")
-    assert result.returncode == 2
-    assert re.fullmatch(r"srt: error: stdout is closed.*\n", result.stderr.decode())
-
-
-def test_a_closed_stdin_is_one_line(model: str) -> None:
-    result = srt(model, "--prompt-file", "-", redirect="<&-")
-    assert result.returncode == 2
-    assert result.stderr == b"srt: error: the prompt cannot be read: stdin is closed\n"
+    for stream, message in (
+        (io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="ascii"), "is not UTF-8: byte 0xff at"),
+        (None, "cannot be read: stdin is closed"),
+    ):
+        monkeypatch.setattr("sys.stdin", stream)
+        assert main(["generate", "--model", "m", "--prompt-file", "-"]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert re.fullmatch(rf"srt: error: the prompt {message}.*\n", err)
 
 
 def test_a_closed_stderr_changes_nothing(model: str, tmp_path: Path) -> None:

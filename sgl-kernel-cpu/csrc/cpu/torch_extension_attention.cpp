@@ -345,6 +345,20 @@ void decode_attention_cpu(const Tensor& query, Tensor k_cache, Tensor v_cache, T
     check.fail("key, value, loc", "all three or none", "some of them");
   }
   if (attn_logits.has_value()) check.dense_cpu(*attn_logits, "attn_logits");  // not used
+  HeadsArgs heads;
+  SharedIndices slots;
+  if (key.has_value()) {
+    heads.tokens = requests;
+    heads.group_count = 2;
+    heads.groups[0] = heads_of(check, *key, "key", args.head_dim);
+    heads.groups[1] = heads_of(check, *value, "value", args.v_head_dim);
+    check.size(*key, "key", 0, requests, "B of query");
+    check.size(*value, "value", 0, requests, "B of query");
+    slots = std::make_shared<Indices>(check, *loc, "loc", requests, "B of query", k_cache.size(0),
+                                      "slots of k_cache");
+    set_cache(check, k_cache, "k_cache", *slots, k_scale, "k_scale", &heads.groups[0]);
+    set_cache(check, v_cache, "v_cache", *slots, v_scale, "v_scale", &heads.groups[1]);
+  }
   MemoryUse memory;
   memory.writes(output, "output");
   memory.reads(query, "query");
@@ -352,30 +366,17 @@ void decode_attention_cpu(const Tensor& query, Tensor k_cache, Tensor v_cache, T
   memory.reads(req_pool_indices, "req_pool_indices");
   memory.reads(seq_lens, "seq_lens");
   memory.reads(sinks, "sinks");
-  if (!key.has_value()) {
-    memory.reads(k_cache, "k_cache");
-    memory.reads(v_cache, "v_cache");
-  } else {
-    use_caches(*key, *value, k_cache, v_cache, k_scale, v_scale, &memory);
+  if (key.has_value()) {
+    use_caches(k_cache, v_cache, heads, &memory);
     memory.reads(key, "key");
     memory.reads(value, "value");
     memory.reads(loc, "loc");
+  } else {
+    memory.reads(k_cache, "k_cache");
+    memory.reads(v_cache, "v_cache");
   }
   memory.check(check);
-  if (key.has_value()) {
-    HeadsArgs heads;
-    heads.tokens = requests;
-    heads.group_count = 2;
-    heads.groups[0] = heads_of(check, *key, "key", args.head_dim);
-    heads.groups[1] = heads_of(check, *value, "value", args.v_head_dim);
-    check.size(*key, "key", 0, requests, "B of query");
-    check.size(*value, "value", 0, requests, "B of query");
-    const auto slots = std::make_shared<Indices>(check, *loc, "loc", requests, "B of query",
-                                                 k_cache.size(0), "slots of k_cache");
-    set_cache(check, k_cache, "k_cache", *slots, k_scale, "k_scale", &heads.groups[0]);
-    set_cache(check, v_cache, "v_cache", *slots, v_scale, "v_scale", &heads.groups[1]);
-    run_heads(heads, {slots});
-  }
+  if (key.has_value()) run_heads(heads, {slots});
   run_decode(step);
 }
 

@@ -410,7 +410,7 @@ void store_cache_cpu(const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_
   check_stored(check, k, "k", k_cache, "k_cache", k_scale, "k_scale");
   check_stored(check, v, "v", v_cache, "v_cache", v_scale, "v_scale");
   MemoryUse memory;
-  use_caches(k, v, k_cache, v_cache, k_scale, v_scale, &memory);
+  use_caches(k_cache, v_cache, args, &memory);
   memory.reads(k, "k");
   memory.reads(v, "v");
   memory.reads(indices, "indices");

@@ -106,11 +106,19 @@ void set_cache(const Checker& check, const Tensor& cache, const char* argument,
   group->dst_scale = check.number(scale, scale_argument, NumberRange::positive);
 }
 
-void use_caches(const Tensor& k, const Tensor& v, const Tensor& k_cache, const Tensor& v_cache,
-                double k_scale, double v_scale, MemoryUse* memory) {
+void use_caches(const Tensor& k_cache, const Tensor& v_cache, const HeadsArgs& args,
+                MemoryUse* memory) {
+  const HeadGroup& k = args.groups[0];
+  const HeadGroup& v = args.groups[1];
+  const bool same_tokens = k.src_token_stride == v.src_token_stride || args.tokens <= 1;
+  const bool same_heads =
+      (k.src_head_stride == v.src_head_stride && k.dst_head_stride == v.dst_head_stride) ||
+      k.heads <= 1;
+  const bool latent = k.src == v.src && k.src_type == v.src_type && k.dst == v.dst &&
+                      k.dst_type == v.dst_type && k.dst_token_stride == v.dst_token_stride &&
+                      k.dst_scale == v.dst_scale && k.heads == v.heads &&
+                      v.head_dim <= k.head_dim && same_tokens && same_heads;
   memory->writes(k_cache, "k_cache");
-  const bool latent = k_scale == v_scale && v_cache.size(2) <= k_cache.size(2) &&
-                      same_rows(k_cache, v_cache) && same_rows(k, v);
   if (!latent) memory->writes(v_cache, "v_cache");
 }
 

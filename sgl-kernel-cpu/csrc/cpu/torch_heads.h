@@ -28,10 +28,11 @@ void set_norm(const Checker& check, const Tensor& weight, const char* argument, 
 // A [slots, heads, head_dim] cache as the place where the heads of `group` go.
 void set_cache(const Checker& check, const Tensor& cache, const char* argument,
                const Indices& slots, double scale, const char* scale_argument, HeadGroup* group);
-// Notes that keys and values are stored in the caches. In latent attention values are the first
-// columns of keys; then v_cache may be those of k_cache, since both stores write the same bytes.
-void use_caches(const Tensor& k, const Tensor& v, const Tensor& k_cache, const Tensor& v_cache,
-                double k_scale, double v_scale, MemoryUse* memory);
+// Notes that the first two groups, keys and values, go into the caches. In latent attention values
+// are the first elements of each head of keys; then v_cache may be those of k_cache, since both
+// stores write the same bytes.
+void use_caches(const Tensor& k_cache, const Tensor& v_cache, const HeadsArgs& args,
+                MemoryUse* memory);
 void check_head_dim(const Checker& check, int64_t head_dim, const char* argument);
 // or_bytes: codes may come as uint8.
 void check_cache(const Checker& check, const Tensor& cache, const char* argument,

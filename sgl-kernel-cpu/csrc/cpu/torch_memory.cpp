@@ -25,17 +25,6 @@ bool tracks_gradient(const Tensor& t) {
   return !to<bool>(stack[0]);
 }
 
-bool same_rows(const Tensor& a, const Tensor& b) {
-  if (a.const_data_ptr() != b.const_data_ptr() || a.dim() != b.dim() ||
-      a.scalar_type() != b.scalar_type()) {
-    return false;
-  }
-  for (int64_t i = 0; i + 1 < a.dim(); ++i) {
-    if (a.size(i) != b.size(i) || (a.size(i) > 1 && a.stride(i) != b.stride(i))) return false;
-  }
-  return true;
-}
-
 void MemoryUse::add(const Tensor& t, const char* argument, bool written) {
   if (count_ == kMostTensors) throw std::logic_error("an op with more tensors than MemoryUse has");
   Use& use = uses_[count_++];

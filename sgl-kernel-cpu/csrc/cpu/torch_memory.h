@@ -37,8 +37,4 @@ class MemoryUse {
   int count_ = 0;
 };
 
-// Whether two tensors begin at one place and go on with the same strides, so that one is the first
-// columns of the other, as latents are of keys.
-bool same_rows(const Tensor& a, const Tensor& b);
-
 }  // namespace sgl_kernel

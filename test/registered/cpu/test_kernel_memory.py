@@ -228,6 +228,42 @@ def test_caches_that_share_memory_otherwise_are_refused(change: str) -> None:
     run("decode_attention_cpu", {**call, "key": None, "value": None, "loc": None})
 
 
+@pytest.mark.parametrize("flat", ["keys", "values", "both"])
+def test_values_are_the_first_of_each_head_of_keys(flat: str) -> None:
+    """Not the first columns of a token's keys, which with several heads are other numbers."""
+    torch.manual_seed(2)
+    key, cache = torch.randn(3, 2, 8).half(), torch.zeros(4, 2, 8).half()
+    value = key[..., :4]
+    if flat in ("values", "both"):
+        value = key.view(3, 16)[:, :8]  # two heads of four elements: the first head of keys
+    stored = key.view(3, 16) if flat in ("keys", "both") else key
+    slots = torch.tensor([0, 3, 1])
+
+    def store(v_cache: Tensor) -> None:
+        sgl_kernel.store_cache_cpu(stored, value, cache, v_cache, slots)
+
+    if flat == "keys":
+        store(cache[..., :4])
+        assert torch.equal(cache[slots], key)
+        return
+    with pytest.raises(RuntimeError, match="k_cache: expected memory of its own"):
+        store(cache[..., :4])
+    assert not cache.any()
+    apart = torch.empty(4, 2, 4).half()
+    store(apart)
+    assert torch.equal(cache[slots], key)
+    assert torch.equal(apart[slots], key[:, 0].reshape(3, 2, 4))
+
+
+@pytest.mark.parametrize("name", ["key", "value", "loc"])
+def test_what_is_stored_is_checked_before_its_memory_is_looked_at(name: str) -> None:
+    call = latent_step()
+    call[name] = call[name].to_sparse()
+    message = f"decode_attention_cpu: {name}: expected a dense"
+    with pytest.raises(RuntimeError, match=message):
+        run("decode_attention_cpu", call)
+
+
 @pytest.mark.parametrize(
     ("starts", "lengths", "message"),
     [

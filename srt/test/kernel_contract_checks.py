@@ -55,7 +55,7 @@ def are_indices(tensor: Tensor | None, count: int, limit: int) -> bool:
     """That many integers in [0, limit)."""
     if tensor is None or not is_vector(tensor, INDICES, count):
         return False
-    return bool(((tensor >= 0) & (tensor < limit)).all())
+    return all(0 <= index < limit for index in tensor.tolist())  # limits may be beyond int64
 
 
 def is_number(value: float) -> bool:

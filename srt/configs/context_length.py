@@ -21,7 +21,8 @@ def get_context_length(config: Mapping[str, Any]) -> int | None:
     times the original length, which is `max_position_embeddings` where nothing else is given. So
     do vLLM and SGLang with linear scaling, and vLLM with YaRN. The longer of both counts.
     `llama3` and `dynamic` leave `max_position_embeddings` as it is: the former is the length after,
-    the latter would change frequencies with the length of the sequence.
+    the latter would change frequencies with the length of the sequence. Whether the result is to be
+    believed (LONGEST_CONTEXT) is left to the caller.
 
     Args:
         config: A text model's configuration: content of config.json (or of its `text_config`), or
@@ -38,7 +39,10 @@ def get_context_length(config: Mapping[str, Any]) -> int | None:
     original = _positive(rope.get(_ORIGINAL_LENGTH)) or _positive(config.get(_ORIGINAL_LENGTH))
     if original is None:
         original = length
-    return max(length, int(original * factor))
+    try:
+        return max(length, int(original * factor))
+    except OverflowError:  # more than the largest float
+        return max(length, original, LONGEST_CONTEXT + 1)
 
 
 def _positive(value: object) -> int | None:

@@ -58,9 +58,12 @@ class Key(Generic[T]):
         """
         meaning = self.find(config)
         if meaning is None:
-            found = repr(config[self.name]) if self.name in config else "nothing"
+            is_there = self.name in config
+            found = (
+                f"with {self.name} {config[self.name]!r}" if is_there else f"without {self.name}"
+            )
             raise UnsupportedConfigError(
-                f"{what} with {self.name} {found} is not supported; "
+                f"{what} {found} is not supported; "
                 f"expected one of {', '.join(map(repr, self.values))}"
             )
         return meaning

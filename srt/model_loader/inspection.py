@@ -28,6 +28,7 @@ from srt.model_loader.config_files import (
     get_architecture,
     read_config,
 )
+from srt.model_loader.files import blaming
 from srt.model_loader.hub_headers import open_headers
 from srt.model_loader.scheme_names import FLOATS, UNQUANTIZED
 from srt.model_loader.tensor_groups import (
@@ -123,7 +124,9 @@ def inspect_model(model: str | Path, revision: str | None = None) -> Inspection:
     """
     with open_headers(model, revision) as directory:
         try:
-            inspection = _inspect_directory(directory)
+            # Where loading would not come, since something is wrong before, inspection goes on.
+            with blaming("the configuration cannot be used", directory / CONFIG_FILE):
+                inspection = _inspect_directory(directory)
         except SrtError as error:
             if str(directory) == str(model):
                 raise

@@ -12,6 +12,7 @@ from srt.configs.context_length import get_context_length
 from srt.configs.model_config import ModelConfig
 from srt.entrypoints.cli import main
 from srt.errors import CheckpointError, UnsupportedConfigError
+from srt.model_loader.inspection import inspect_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, write_checkpoint
 from srt.test.tiny_models import Session, reference_log_probs
@@ -54,13 +55,32 @@ def test_no_length(length: object) -> None:
     assert get_context_length({"max_position_embeddings": length, "rope_scaling": YARN}) is None
 
 
-@pytest.mark.parametrize("factor", [1e300, 1e9])
-def test_a_context_that_nobody_means(factor: float, tmp_path: Path) -> None:
-    rope = YARN | {"factor": factor}
-    config = TINY_CONFIG | {"max_position_embeddings": 64, "rope_scaling": rope}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"context.*expected: at most 2147483648 tokens"):
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"factor": 1e9},
+        {"factor": 1e300},
+        {"factor": 1.7e308},
+        {"factor": 10**400},
+        {"original_max_position_embeddings": 10**400},
+    ],
+    ids=lambda rope: str(rope)[:40],
+)
+def test_a_context_that_nobody_means(rope: dict[str, Any], tmp_path: Path) -> None:
+    """Also where the product is beyond the largest float; inspection says the same."""
+    config = TINY_CONFIG | {"max_position_embeddings": 64, "rope_scaling": YARN | rope}
+    write_checkpoint(tmp_path, config, make_tensors(TINY_CONFIG))
+    with pytest.raises(CheckpointError, match=r"context.*expected: at most 2147483648 ") as info:
         ModelConfig.from_pretrained(tmp_path)
+    assert inspect_model(tmp_path).problems == [str(info.value)]
+
+
+def test_inspection_of_a_length_that_no_float_holds(tmp_path: Path) -> None:
+    config = TINY_CONFIG | {"max_position_embeddings": 10**400, "rope_scaling": LINEAR}
+    write_checkpoint(tmp_path, config, make_tensors(TINY_CONFIG))
+    with pytest.raises(CheckpointError, match="bad max_position_embeddings") as info:
+        ModelConfig.from_pretrained(tmp_path)
+    assert inspect_model(tmp_path).problems == [str(info.value)]
 
 
 @pytest.mark.parametrize("rope", [YARN, LINEAR])

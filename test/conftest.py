@@ -1,4 +1,6 @@
-"""What every test runs under: no network, a fixed seed, threads that share a busy machine."""
+"""What every test runs under: no network, a fixed seed, threads that share a busy machine, signals
+that are not ignored.
+"""
 
 import os
 
@@ -9,12 +11,25 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # slower).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import signal
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
 
 DEMO = Path(__file__).resolve().parent.parent / ".demo"
+
+
+def _survive(signum: int, frame: FrameType | None) -> None:
+    """Unlike SIG_IGN, it is not handed on to processes that are started."""
+
+
+# A shell ignores SIGINT for what it runs in the background, nohup SIGHUP; tests of signals, and the
+# processes that they start, would see none then.
+for _signum, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, _survive)):
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, _handler)
 
 
 @pytest.fixture(autouse=True)

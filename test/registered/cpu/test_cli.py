@@ -247,7 +247,7 @@ def test_a_reader_that_leaves(model: str) -> None:
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["generate", "--help"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["generate", "--help"]])
 def test_version_and_help_come_without_loading_torch(arguments: list[str]) -> None:
     program = (
         "import sys; from srt.entrypoints.cli import main\n"

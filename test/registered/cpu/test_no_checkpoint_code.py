@@ -20,7 +20,7 @@ from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, write_checkpoint
 from srt.test.tiny_tokenizer import make_tokenizer, write_tokenizer
 
-register_cpu_ci(est_time=25, suite="per-commit")
+register_cpu_ci(est_time=20, suite="per-commit")
 
 CLI = "srt.entrypoints.cli generate --prompt a --model"
 ROOT = Path(__file__).parents[3]
@@ -118,7 +118,10 @@ def test_a_checkpoint_that_asks_for_code_runs_without(
     ) == ("auto_map" in json.loads((directory / "config.json").read_text()))
 
 
-@pytest.mark.parametrize("place", ["tokenizer-of-its-own-class", "config"])
+@pytest.mark.parametrize(
+    "place",
+    ["tokenizer-of-its-own-class", pytest.param("config", marks=pytest.mark.slow)],
+)
 def test_yes_on_stdin_is_not_an_answer(place: str, tmp_path: Path, canary: Path) -> None:
     directory = write(tmp_path / "model", canary)
     PLACES[place](directory)

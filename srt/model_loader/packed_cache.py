@@ -55,6 +55,8 @@ logger = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
 # Raise when entries or the way to read them change.
 _FORMAT = 2
+# Of the checkpoint's name in that of an entry; the hash behind it tells entries apart.
+_NAME_BYTES = 80
 # Room for headers and manifest when the free disk space is checked.
 _DISK_RESERVE = 16 << 20
 
@@ -127,7 +129,8 @@ class PackedCache:
         source = checkpoint.path.resolve()
         # One entry for each place and its options: an entry that is out of date is replaced.
         place = digest_bytes(json.dumps([str(source), key["options"]]).encode())[:12]
-        self._entry = directory / f"{source.name}-{place}"
+        name = os.fsencode(source.name)[:_NAME_BYTES].decode(errors="replace")
+        self._entry = directory / f"{name}-{place}"
         self._checkpoint = checkpoint
         self._key = dict(key)
         self._tensors = tensors

@@ -476,3 +476,15 @@ def test_only_one_process_writes(tmp_path: Path, packed: list[str]) -> None:
     packed.clear()
     start(path, cache)
     assert packed == []
+
+
+@pytest.mark.parametrize("name", ["x" * 250, "é" * 120], ids=["x", "é"])
+def test_any_name_of_a_checkpoint(name: str, tmp_path: Path, packed: list[str]) -> None:
+    """A name that is as long as names can be leaves no room for what an entry's adds."""
+    cache = tmp_path / "cache"
+    path = write(tmp_path).rename(tmp_path / name)
+    start(path, cache)
+    entry_of(cache)
+    packed.clear()
+    start(path, cache)
+    assert packed == []

@@ -100,6 +100,7 @@ class Engine:
         progress: bool = True,
     ) -> None:
         for name, value in (
+            ("context_length", context_length),
             ("max_running_requests", max_running_requests),
             ("max_total_tokens", max_total_tokens),
             ("chunked_prefill_size", chunked_prefill_size),

@@ -11,8 +11,8 @@ def check_mem_fraction(mem_fraction: float) -> None:
     Raises:
         RequestError: It is no share.
     """
-    if not 0 < mem_fraction <= 1:
-        raise RequestError(f"mem_fraction: expected a number in (0, 1], found {mem_fraction}")
+    if not isinstance(mem_fraction, (int, float)) or not 0 < mem_fraction <= 1:
+        raise RequestError(f"mem_fraction: expected a number in (0, 1], found {mem_fraction!r}")
 
 
 def choose_cache_size(

@@ -82,7 +82,7 @@ class ModelRunner:
         packed_cache: Path | None = None,
     ) -> None:
         check_mem_fraction(mem_fraction)
-        if kv_cache_dtype not in KV_CACHE_DTYPES:
+        if kv_cache_dtype not in tuple(KV_CACHE_DTYPES):
             raise RequestError(
                 f"kv_cache_dtype: expected one of {', '.join(KV_CACHE_DTYPES)}, "
                 f"found {kv_cache_dtype!r}"

@@ -90,7 +90,7 @@ def test_spellings_of_the_dtype_of_the_cache(model: str, spelling: str) -> None:
         (["generate", "--prompt", "x", "--mem-fraction", "0"], "mem_fraction: expected a number"),
         (["generate", "--prompt", "x", "--mem-fraction", "nan"], "mem_fraction: expected a number"),
         (["generate", "--prompt", "x", "--max-total-tokens", "0"], "max_total_tokens: expected"),
-        (["generate", "--prompt", "x", "--context-length", "0"], "context length 0"),
+        (["generate", "--prompt", "x", "--context-length", "0"], "context_length: expected"),
         (["generate", "--prompt", "x", "--chunked-prefill-size", "0"], "chunked_prefill_size"),
         (["generate", "--prompt", "x", "--raw", "--system", "s"], "--system needs a chat template"),
         (

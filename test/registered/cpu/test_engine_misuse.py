@@ -3,6 +3,7 @@ error says so, and the engine goes on with the right tokens.
 """
 
 import gc
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -294,6 +295,8 @@ def test_shutdown_within_a_pass(path: Path, monkeypatch: pytest.MonkeyPatch, thr
 @pytest.mark.parametrize(
     "option",
     [
+        {"context_length": "9"},
+        {"context_length": 9.5},
         {"max_running_requests": "4"},
         {"max_running_requests": True},
         {"max_total_tokens": 10.0},
@@ -308,6 +311,15 @@ def test_numbers_of_an_engine_are_integers(option: dict[str, Any]) -> None:
     name = next(iter(option))
     with pytest.raises(RequestError, match=f"^{name}: expected an integer >= 1, found "):
         Engine("/nonexistent", **option)
+
+
+@pytest.mark.parametrize(
+    "option", [{"mem_fraction": "0.5"}, {"mem_fraction": 2}, {"kv_cache_dtype": ["fp8"]}]
+)
+def test_other_options_of_an_engine(path: Path, option: dict[str, Any]) -> None:
+    name, value = next(iter(option.items()))
+    with pytest.raises(RequestError, match=f"^{name}: expected .*, found {re.escape(repr(value))}"):
+        Engine(path, **option)
 
 
 def test_threads_that_all_generate_get_the_right_tokens_or_an_error(engine: Engine) -> None:

@@ -16,7 +16,7 @@ from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
 
-register_cpu_ci(est_time=12, suite="per-commit")
+register_cpu_ci(est_time=8, suite="per-commit")
 
 ROOT = Path(__file__).parents[3]
 # What this machine, or a sound one, does not show.
@@ -95,6 +95,7 @@ def test_commands(
     check(f"srt {command}", json.loads(capsys.readouterr().out))
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_the_kernels(tmp_path: Path) -> None:
     options = "--shapes smollm2-135m --m 1 --rounds 1 --seconds 0.005 --rotate-mib 1 --no-peers"
     program = ROOT / "sgl-kernel-cpu" / "benchmark" / "bench_gemm.py"

@@ -43,6 +43,9 @@ from srt.model_loader.weight_names import canonical_name, is_derived_buffer, spl
 from srt.utils.host_memory import read_host_memory
 from srt.utils.kernels import load_kernels
 
+# Far above what any file or memory holds.
+_LARGEST = 1 << 80
+
 
 @dataclass(frozen=True)
 class MemoryUse:
@@ -284,7 +287,7 @@ def _count_parameters(used: Iterable[TensorMeta]) -> int:
 
 
 def _memory_use(config: Mapping[str, Any], used: Iterable[TensorMeta] | None) -> MemoryUse:
-    context = get_context_length(config)
+    context = _positive(get_context_length(config))
     try:
         per_token = _positive(get_kv_layout(config).bytes_per_token(2))
     except (KeyError, TypeError, ZeroDivisionError):
@@ -299,8 +302,10 @@ def _memory_use(config: Mapping[str, Any], used: Iterable[TensorMeta] | None) ->
 
 
 def _positive(value: object) -> int | None:
-    """`value` if it is a size, else None: a damaged configuration must not stop an inspection."""
-    return value if isinstance(value, int) and value > 0 else None
+    """`value` if it is a size, else None: a damaged configuration must not stop an inspection, nor
+    numbers of thousands of digits what prints it.
+    """
+    return value if isinstance(value, int) and 0 < value < _LARGEST else None
 
 
 def _held_bytes(meta: TensorMeta) -> int:

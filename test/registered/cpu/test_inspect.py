@@ -286,6 +286,24 @@ def test_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_position_embeddings": 10**400},
+        {"max_position_embeddings": 10**4000, "head_dim": 10**2000},
+        {"num_key_value_heads": 10**400},
+    ],
+    ids=["length", "product", "heads"],
+)
+def test_numbers_that_nobody_can_print(
+    tmp_path: Path, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, fp8_tensors(torch.tensor(1.0)), quantization_config=FP8, **changes)
+    for options in ([], ["--json"]):
+        assert main(["inspect", str(tmp_path), *options]) == 1
+        assert "config.json has a bad" in " ".join(capsys.readouterr().out.split())
+
+
 def test_bad_input_ends_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def expect(part: str) -> None:
         assert main(["inspect", str(tmp_path)]) == 2

@@ -12,6 +12,7 @@ from typing import Any
 from srt.configs.generation_config import get_sampling_defaults
 from srt.configs.model_config import ModelConfig
 from srt.entrypoints.chunk_stream import ChunkRouter, ChunkStream
+from srt.entrypoints.engine_options import check_engine_options
 from srt.entrypoints.outputs import GenerateChunk
 from srt.entrypoints.request_builder import RequestBuilder
 from srt.entrypoints.request_inputs import TokenIds
@@ -23,7 +24,6 @@ from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION
 from srt.model_executor.cpu_graph_runner import default_batch_sizes
 from srt.model_executor.model_runner import ModelRunner
 from srt.model_loader.hub import resolve_model
-from srt.sampling.checks import describe, is_integer
 from srt.sampling.sampling_params import SamplingParams
 from srt.utils.threads import apply_thread_plan, plan_threads
 
@@ -99,16 +99,21 @@ class Engine:
         template_needed_by: str | None = None,
         progress: bool = True,
     ) -> None:
-        for name, value in (
-            ("context_length", context_length),
-            ("max_running_requests", max_running_requests),
-            ("max_total_tokens", max_total_tokens),
-            ("chunked_prefill_size", chunked_prefill_size),
-            ("num_threads", num_threads),
-            *(("compiled_batch_sizes", size) for size in compiled_batch_sizes or ()),
-        ):
-            if value is not None and (not is_integer(value) or value < 1):
-                raise RequestError(f"{name}: expected an integer >= 1, found {describe(value)}")
+        check_engine_options(
+            model_path=model_path,
+            revision=revision,
+            dtype=dtype,
+            quantization=quantization,
+            context_length=context_length,
+            max_running_requests=max_running_requests,
+            max_total_tokens=max_total_tokens,
+            mem_fraction=mem_fraction,
+            kv_cache_dtype=kv_cache_dtype,
+            chunked_prefill_size=chunked_prefill_size,
+            compiled_batch_sizes=compiled_batch_sizes,
+            packed_cache=packed_cache,
+            num_threads=num_threads,
+        )
         apply_thread_plan(plan_threads(num_threads))
         self.model_config = ModelConfig.from_pretrained(
             resolve_model(model_path, revision, progress=progress),

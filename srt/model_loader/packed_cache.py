@@ -43,6 +43,7 @@ from srt.model_loader.fingerprint import (
     identify_files,
 )
 from srt.model_loader.writer import CheckpointWriter, TensorSpec
+from srt.utils.files import os_errors_explained
 from srt.utils.progress import byte_bar
 from srt.utils.scratch import open_scratch, recover
 from srt.version import __version__
@@ -112,7 +113,7 @@ class PackedCache:
         progress: Show progress bars on stderr if that is a terminal.
 
     Raises:
-        SrtError: `directory` is something else than a directory.
+        SrtError: `directory` is something else than a directory, or no path that can be one.
     """
 
     def __init__(
@@ -124,8 +125,9 @@ class PackedCache:
         *,
         progress: bool = False,
     ) -> None:
-        if directory.exists() and not directory.is_dir():
-            raise SrtError(f"packed cache {directory} is not a directory")
+        with os_errors_explained(f"packed cache {directory} cannot be used"):
+            if directory.exists() and not directory.is_dir():
+                raise SrtError(f"packed cache {directory} is not a directory")
         source = checkpoint.path.resolve()
         # One entry for each place and its options: an entry that is out of date is replaced.
         place = digest_bytes(json.dumps([str(source), key["options"]]).encode())[:12]

@@ -179,7 +179,11 @@ def _output_specs(meta: TensorMeta, scheme: Scheme) -> Iterator[TensorSpec]:
 
 def _natural_key(name: str) -> list[tuple[int, str]]:
     """Sorts layer 2 before layer 10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+    return [
+        # Some characters are digits to Python but no numbers, and long numbers are not read.
+        (int(part), "") if part.isdecimal() and len(part) < 20 else (-1, part)
+        for part in name.split(".")
+    ]
 
 
 def _check_source_tensors(checkpoint: Checkpoint) -> None:

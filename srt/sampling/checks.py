@@ -7,6 +7,7 @@ A number is checked as the float32 that it is used as. Whole numbers may be of a
 import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 
@@ -76,9 +77,9 @@ def texts(name: str, value: object) -> tuple[str, ...]:
         return ()
     if isinstance(value, str):
         value = (value,)
-    elif isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
+    elif isinstance(value, (bytes, Mapping)):
         raise refuse(name, expected, value)
-    result = tuple(value)
+    result = _elements(name, expected, value)
     for text in result:
         if not isinstance(text, str) or not text:
             raise refuse(name, expected, value)
@@ -92,12 +93,22 @@ def token_ids(name: str, value: object) -> tuple[int, ...]:
     expected = "a list of token ids >= 0"
     if value is None:
         return ()
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+    if isinstance(value, (str, bytes, Mapping)):
         raise refuse(name, expected, value)
-    result = tuple(value.tolist() if isinstance(value, np.ndarray) else value)
+    result = _elements(name, expected, value)
     if not all(is_integer(token) and token >= 0 for token in result):
         raise refuse(name, expected, value)
     return tuple(int(token) for token in result)
+
+
+def _elements(name: str, expected: str, value: object) -> tuple[Any, ...]:
+    """The elements of anything that has some; arrays and tensors of no dimension have none, though
+    they look as if.
+    """
+    elements = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(elements, Iterable):
+        raise refuse(name, expected, value)
+    return tuple(elements)
 
 
 def logit_bias(name: str, value: object) -> dict[int, float]:

@@ -22,6 +22,9 @@ from srt.utils.host_memory import read_cpu_quota
 
 logger = logging.getLogger(__name__)
 
+MAX_THREADS = 8192
+"""Linux can be built for so many CPUs; with many times as many threads a process dies."""
+
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MPOL_INTERLEAVE = 3
 
@@ -67,7 +70,8 @@ def plan_threads(
     omp = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if requested is not None:
         return ThreadPlan(requested, None, spread, "as asked for")
-    if omp.isdigit() and int(omp) > 0:
+    # Anything else is ignored, as OpenMP does.
+    if omp.isdecimal() and len(omp) < 10 and 0 < int(omp) <= MAX_THREADS:
         return ThreadPlan(int(omp), None, spread, "OMP_NUM_THREADS")
     count, reason = len(cores), f"{len(cores)} physical cores in the affinity mask"
     quota = read_cpu_quota(root)

@@ -133,7 +133,7 @@ def _read_group(
         return None
     structure = weights.get("block_structure")
     if isinstance(structure, str):  # early versions: "128x128"
-        structure = [int(size) for size in structure.split("x") if size.isdigit()]
+        structure = [int(size) for size in structure.split("x") if size.isdecimal()]
     block = read_block_size(structure)
     if block is None:
         raise UnsupportedConfigError(

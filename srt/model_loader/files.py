@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -207,18 +207,3 @@ def explain(error: BaseException) -> str:
     if isinstance(error, (OSError, ValueError)) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def find_keys(value: Any, wanted: str) -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of every key `wanted` of an object, at any depth."""
-    pending: list[tuple[str, Any]] = [("", value)]
-    while pending:
-        path, current = pending.pop()
-        if isinstance(current, Mapping):
-            for key, inner in current.items():
-                place = f"{path}.{key}" if path else str(key)
-                if key == wanted:
-                    yield place, inner
-                pending.append((place, inner))
-        elif isinstance(current, list):
-            pending += ((path, inner) for inner in current)

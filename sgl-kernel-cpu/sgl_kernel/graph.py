@@ -183,16 +183,18 @@ class _Place(ctypes.Structure):
 
 class _Modes:
     """Torch's dispatch modes of this thread, as they are when this is made: how many there are, and
-    what Torch has noted about them.
+    what Torch has noted about them. Where there are none, a note that says otherwise is what two
+    interrupts in a row have left of a mode, and is put right.
     """
 
     def __init__(self) -> None:
         self._depth = torch._C._len_torch_dispatch_stack()
         self._notes = {
-            name: value
+            name: value and self._depth > 0
             for name, value in vars(_python_dispatch).items()
             if name.startswith("_is_in_") and isinstance(value, bool)
         }
+        self.restore()
 
     def restore(self) -> None:
         """Leaves the modes that were entered since then."""

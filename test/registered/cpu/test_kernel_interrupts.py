@@ -27,6 +27,12 @@ FILES = (graph.__file__, _python_dispatch.__file__)
 WEIGHT = torch.rand(64)
 
 
+@pytest.fixture(autouse=True)
+def no_modes() -> None:
+    """Puts right what a test of two interrupts in a row may have left in this process."""
+    record(lambda: None)
+
+
 class Interrupt:
     """Raises KeyboardInterrupt before the count-th instruction in FILES."""
 
@@ -133,6 +139,21 @@ def test_interrupts_at_random_moments() -> None:
         recorded.replay()
         assert torch.equal(out, expected)
     assert came > 50
+
+
+def test_a_recording_puts_right_what_was_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two interrupts within a microsecond can leave Torch's note of a mode that is gone."""
+    for name in ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode"):
+        monkeypatch.setattr(_python_dispatch, name, True)
+    assert _python_dispatch.is_in_torch_dispatch_mode()
+    record(lambda: None)
+    assert not _python_dispatch.is_in_torch_dispatch_mode()
+    assert not _python_dispatch.is_in_torch_dispatch_mode(include_infra_modes=False)
+    # Within a mode its notes are kept.
+    with graph._Recorder(None):
+        record(lambda: None)
+        assert _python_dispatch.is_in_torch_dispatch_mode()
+    assert not _python_dispatch.is_in_torch_dispatch_mode()
 
 
 def test_a_mode_that_was_left_behind_does_nothing() -> None:

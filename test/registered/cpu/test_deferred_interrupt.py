@@ -2,8 +2,7 @@
 
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -132,20 +131,6 @@ def test_a_handler_that_is_set_meanwhile_stays() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_it_costs_microseconds() -> None:
-    def seconds(function: Callable[[], object]) -> float:
-        began = time.thread_time()
-        for _ in range(200):
-            function()
-        return (time.thread_time() - began) / 200
-
-    exclusive = Exclusive("it")
-    best = min(
-        seconds(lambda: defer_interrupt(lambda: exclusive.run(lambda: None))) for _ in range(5)
-    )
-    assert best < 20e-6
 
 
 def test_exclusion_ends_with_an_exception() -> None:

@@ -1,8 +1,8 @@
 # The only home of -m flags: one object library per ISA tier, built from the same sources.
 
-set(SGL_TIER_SOURCES csrc/cpu/gemm.cpp csrc/cpu/gemm_fp8.cpp csrc/cpu/gemm_fp16.cpp csrc/cpu/machine_limits.cpp
-                     csrc/cpu/activation.cpp csrc/cpu/decode_attention.cpp csrc/cpu/extend_attention.cpp
-                     csrc/cpu/heads.cpp csrc/cpu/norm.cpp)
+set(SGL_TIER_SOURCES csrc/cpu/gemm/gemm_bf16.cpp csrc/cpu/gemm/gemm_fp8.cpp csrc/cpu/gemm/gemm_fp16.cpp csrc/cpu/runtime/machine_limits.cpp
+                     csrc/cpu/transformer/activation.cpp csrc/cpu/attention/decode_attention.cpp csrc/cpu/attention/extend_attention.cpp
+                     csrc/cpu/transformer/heads.cpp csrc/cpu/transformer/norm.cpp)
 
 set(SGL_FLAGS_scalar "")
 set(SGL_FLAGS_neon "")

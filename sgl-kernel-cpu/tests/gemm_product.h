@@ -8,8 +8,8 @@
 #include <string>
 #include <type_traits>
 
-#include "dispatch.h"
-#include "gemm.h"
+#include "dispatch/dispatch.h"
+#include "gemm/gemm.h"
 #include "guarded_buffer.h"
 
 namespace sgl_kernel {

@@ -3,7 +3,7 @@
 #include <stdexcept>
 
 #include "check.h"
-#include "dispatch.h"
+#include "dispatch/dispatch.h"
 
 std::vector<TestCase>& test_cases() {
   static std::vector<TestCase> cases;

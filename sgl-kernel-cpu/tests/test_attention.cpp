@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "check.h"
+#include "dispatch/transformer_tiers.h"
 #include "guarded_buffer.h"
-#include "transformer_tiers.h"
 
 using namespace sgl_kernel;
 

@@ -2,7 +2,7 @@
 #include <stdexcept>
 
 #include "check.h"
-#include "dispatch.h"
+#include "dispatch/dispatch.h"
 
 using namespace sgl_kernel;
 

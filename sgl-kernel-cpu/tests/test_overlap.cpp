@@ -1,5 +1,5 @@
 // Overlap of strided views, against a map of the bytes that each of them owns.
-#include "overlap.h"
+#include "runtime/overlap.h"
 
 #include <random>
 #include <set>

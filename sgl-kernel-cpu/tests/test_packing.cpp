@@ -2,8 +2,8 @@
 #include <vector>
 
 #include "check.h"
+#include "gemm/packing.h"
 #include "guarded_buffer.h"
-#include "packing.h"
 
 using namespace sgl_kernel;
 

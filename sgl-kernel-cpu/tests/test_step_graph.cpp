@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "step_graph.h"
+#include "runtime/step_graph.h"
 
 using namespace sgl_kernel;
 

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "check.h"
-#include "types.h"
+#include "simd/types.h"
 
 using namespace sgl_kernel;
 

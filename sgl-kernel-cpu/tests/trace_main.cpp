@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "dispatch.h"
-#include "gemm.h"
+#include "dispatch/dispatch.h"
+#include "gemm/gemm.h"
 
 #if defined(__x86_64__)
 #include <signal.h>

@@ -1,0 +1,13 @@
+// fp16 weights: one instantiation of the family per tier.
+#include "dispatch/tiers.h"
+#include "gemm/gemm_template.h"
+
+namespace sgl_kernel {
+namespace SGL_TIER {
+
+void fp16_packed_linear_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch) {
+  gemm_kernel_impl<fp16_t>(args, tasks, scratch);
+}
+
+}  // namespace SGL_TIER
+}  // namespace sgl_kernel

@@ -1,0 +1,48 @@
+// The packed (VNNI) weight layout, defined in this one place.
+//
+// A row-major weight [N, K] is cut into blocks of 32 output columns. Inside a block of width w
+// (32, or N % 32 in the last one) the elements stand as [K/2, w, 2]: two consecutive k of one
+// column side by side, columns next, so that one load brings 32 columns of a k pair. With an odd K
+// the last k follows as [w]. The packed weight therefore has exactly the N*K elements of its
+// source, for every N and K, and for N % 32 == 0 and even K it is the layout of SGLang's
+// `convert_weight_packed`.
+#pragma once
+
+#include <cstdint>
+
+#include "simd/types.h"
+
+namespace sgl_kernel {
+
+constexpr int64_t kBlockN = 32;
+
+SGL_INLINE int64_t min_i64(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+SGL_INLINE int64_t max_i64(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+SGL_INLINE int64_t div_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+SGL_INLINE int64_t round_up(int64_t a, int64_t b) {
+  return div_up(a, b) * b;
+}
+
+// Index of element (n, k) inside a packed [N, K] weight.
+SGL_INLINE int64_t packed_index(int64_t N, int64_t K, int64_t n, int64_t k) {
+  const int64_t n0 = n / kBlockN * kBlockN;
+  const int64_t width = min_i64(kBlockN, N - n0);
+  const int64_t column = n - n0;
+  const int64_t even_k = K & ~int64_t{1};
+  const int64_t inside =
+      k < even_k ? ((k / 2) * width + column) * 2 + (k & 1) : even_k * width + column;
+  return n0 * K + inside;
+}
+
+// Packs the blocks [block_begin, block_end) of a contiguous row-major weight [N, K] of 1- or 2-byte
+// elements. `src` and `dst` each hold N*K elements and do not overlap.
+void pack_weight_blocks(const void* src, void* dst, int64_t element_size, int64_t N, int64_t K,
+                        int64_t block_begin, int64_t block_end);
+
+}  // namespace sgl_kernel

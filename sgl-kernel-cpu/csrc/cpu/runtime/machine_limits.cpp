@@ -1,0 +1,105 @@
+// The machine's own limits, measured with the same instructions that the kernels of this tier use.
+// Benchmarks print their results as a share of these. Compiled once per tier.
+#include "dispatch/tiers.h"
+#include "simd/dot.h"
+#include "simd/vec.h"
+
+namespace sgl_kernel {
+namespace SGL_TIER {
+namespace {
+
+// Of 1 to 8 streams and 0 to 4 KiB ahead, two streams and 1 KiB read fastest: hardware prefetchers
+// stop at page borders, and each stream keeps its own running.
+constexpr int64_t kReadStreams = 2;
+constexpr int64_t kReadAhead = 1024;
+constexpr int64_t kReadVecs = 8;
+
+// Returns a value that depends on all chains, so that none is dropped.
+SGL_INLINE float reduce(Vec* sums, int count) {
+  for (int i = 1; i < count; ++i) sums[0] = add(sums[0], sums[i]);
+  float lanes[kLanes];
+  store(lanes, sums[0]);
+  return lanes[0];
+}
+
+// Enough independent chains to hide the latency of two units, few enough to stay in registers.
+constexpr int kChains = kLanes == 8 ? 12 : 16;
+
+struct MultiplyF32 {
+  static constexpr int kProducts = 1;  // of a lane
+  SGL_INLINE Vec apply(Vec a, Vec b, Vec c) { return fma(a, b, c); }
+};
+#if defined(SGL_HAS_BF16_DOT)
+struct MultiplyBf16Pairs {
+  static constexpr int kProducts = 2;
+  SGL_INLINE Vec apply(Vec a, Vec b, Vec c) { return dot_bf16(a, b, c); }
+};
+#endif
+
+template <typename Multiply>
+SGL_INLINE int64_t multiply_in_registers(int64_t steps, float* sink) {
+  Vec sums[kChains];
+  for (int i = 0; i < kChains; ++i) sums[i] = set1(static_cast<float>(i));
+  const Vec a = set1(sink[0]);
+  const Vec b = set1(sink[1]);
+  for (int64_t s = 0; s < steps; ++s) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains; ++i) sums[i] = Multiply::apply(a, b, sums[i]);
+  }
+  sink[0] = reduce(sums, kChains) == 12345.f ? 1.f : sink[0];
+  return steps * kChains * kLanes * Multiply::kProducts;
+}
+
+#if defined(SGL_TIER_AMX)
+// Four tiles of sums from two tiles of rows and two of columns, as the kernel has them.
+int64_t multiply_in_tiles(int64_t steps) {
+  const AmxTileState state;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  _tile_zero(6);
+  _tile_zero(7);
+  for (int64_t s = 0; s < steps; ++s) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  return steps * 4 * 16 * 16 * 32;
+}
+#endif
+
+}  // namespace
+
+float read_probe(const float* data, int64_t count) {
+  Vec sums[kReadVecs];
+  for (int64_t i = 0; i < kReadVecs; ++i) sums[i] = zero();
+  const int64_t step = kReadVecs * kLanes;
+  const int64_t part = count / kReadStreams / step * step;
+  for (int64_t p = 0; p < part; p += step) {
+    for (int64_t stream = 0; stream < kReadStreams; ++stream) {
+      const float* from = data + stream * part + p;
+      for (int64_t byte = 0; byte < step * 4; byte += 64) {
+        __builtin_prefetch(reinterpret_cast<const char*>(from) + kReadAhead + byte);
+      }
+      for (int64_t i = 0; i < kReadVecs; ++i) sums[i] = add(sums[i], load(from + i * kLanes));
+    }
+  }
+  return reduce(sums, kReadVecs);
+}
+
+int64_t multiply_probe(bool bf16, int64_t steps, float* sink) {
+#if defined(SGL_TIER_AMX)
+  if (bf16) return multiply_in_tiles(steps);
+#elif defined(SGL_HAS_BF16_DOT)
+  if (bf16) return multiply_in_registers<MultiplyBf16Pairs>(steps, sink);
+#endif
+  (void)bf16;
+  return multiply_in_registers<MultiplyF32>(steps, sink);
+}
+
+}  // namespace SGL_TIER
+}  // namespace sgl_kernel

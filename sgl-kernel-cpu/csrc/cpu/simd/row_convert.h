@@ -1,0 +1,120 @@
+// Rows of any element type to f32 and back, with one rounding; compiled once per tier.
+#pragma once
+
+#include "simd/rows.h"
+#include "simd/vec_math.h"
+
+namespace sgl_kernel {
+namespace SGL_TIER {
+
+template <typename T>
+static inline void load_row_of(const T* src, int64_t n, float* dst) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(dst + i, load_act(src + i));
+  if (i < n) store_first(dst + i, load_first(src + i, n - i), n - i);
+}
+
+static inline void load_row(const void* src, ElementType type, int64_t n, float* dst) {
+  switch (type) {
+    case ElementType::f32:
+      memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
+      return;
+    case ElementType::bf16:
+      return load_row_of(static_cast<const bf16_t*>(src), n, dst);
+    case ElementType::fp16:
+      return load_row_of(static_cast<const fp16_t*>(src), n, dst);
+    case ElementType::e4m3:
+      return load_row_of(static_cast<const e4m3_t*>(src), n, dst);
+  }
+}
+
+static inline float load_element(const void* data, ElementType type, int64_t index) {
+  float value;
+  load_row(element_at(data, type, index), type, 1, &value);
+  return value;
+}
+
+template <typename T>
+static inline void store_row_of(const float* src, int64_t n, T* dst) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store_out(dst + i, load(src + i));
+  if (i < n) store_first(dst + i, load_first(src + i, n - i), n - i);
+}
+
+static inline void store_row(const float* src, int64_t n, ElementType type, void* dst) {
+  switch (type) {
+    case ElementType::f32:
+      memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
+      return;
+    case ElementType::bf16:
+      return store_row_of(src, n, static_cast<bf16_t*>(dst));
+    case ElementType::fp16:
+      return store_row_of(src, n, static_cast<fp16_t*>(dst));
+    case ElementType::e4m3: {
+      uint8_t* codes = static_cast<uint8_t*>(dst);
+      for (int64_t i = 0; i < n; ++i) codes[i] = e4m3_code(src[i]);
+      return;
+    }
+  }
+}
+
+// f32 pointer to a row: the row itself where it is f32, else converted into `room`.
+SGL_INLINE const float* row_as_f32(const void* src, ElementType type, int64_t n, float* room) {
+  if (type == ElementType::f32) return static_cast<const float*>(src);
+  load_row(src, type, n, room);
+  return room;
+}
+
+// The sum of squares of a row that comes in pieces, all but the last of a multiple of 64 elements.
+class SquareSum {
+ public:
+  SGL_MEMBER void add_piece(const float* x, int64_t n) {
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+      for (int j = 0; j < 4; ++j) {
+        const Vec v = load(x + i + j * kLanes);
+        sums_[j] = fma(v, v, sums_[j]);
+      }
+    }
+    for (; i + kLanes <= n; i += kLanes) {
+      const Vec v = load(x + i);
+      sums_[0] = fma(v, v, sums_[0]);
+    }
+    if (i < n) {
+      const Vec v = load_first(x + i, n - i);
+      sums_[1] = fma(v, v, sums_[1]);
+    }
+  }
+
+  // 1 / sqrt(mean + eps) over n elements; each step rounded to f32.
+  SGL_MEMBER float factor(int64_t n, float eps) const {
+    const float sum = reduce_add(add(add(sums_[0], sums_[1]), add(sums_[2], sums_[3])));
+    return 1.f / __builtin_sqrtf(sum / static_cast<float>(n) + eps);
+  }
+
+ private:
+  Vec sums_[4] = {zero(), zero(), zero(), zero()};
+};
+
+// x * factor * weight in place; both products rounded to f32.
+static inline void scale_by_weight(float* x, float factor, const float* weight, int64_t n) {
+  const Vec f = set1(factor);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    store(x + i, mul(mul(load(x + i), f), load(weight + i)));
+  }
+  if (i < n) {
+    const Vec v = mul(mul(load_first(x + i, n - i), f), load_first(weight + i, n - i));
+    store_first(x + i, v, n - i);
+  }
+}
+
+// x * (1 / sqrt(mean(x^2) + eps)) * weight in place.
+static inline void rms_norm_row(float* x, const float* weight, int64_t n, float eps) {
+  SquareSum squares;
+  squares.add_piece(x, n);
+  scale_by_weight(x, squares.factor(n, eps), weight, n);
+}
+
+}  // namespace SGL_TIER
+}  // namespace sgl_kernel

@@ -1,0 +1,101 @@
+// The portable tier: plain C++ over a 4-lane vector extension type, no ISA flag. The compiler
+// lowers it to whatever the baseline has (SSE2, or nothing). Multiply and add stay separate
+// instructions, and that is still bit-equal to the FMA tiers: see "exact products" in
+// docs/numerics.md.
+#pragma once
+
+#include "simd/types.h"
+
+namespace sgl_kernel {
+namespace SGL_TIER {
+
+typedef float Vec __attribute__((vector_size(16)));
+constexpr int kLanes = 4;
+constexpr int kMicroRows = 2;
+constexpr int kMicroVecs = 4;
+constexpr int kMicroUnroll = 1;
+constexpr int kSumsBesideWords = kMicroRows * kMicroVecs;
+
+SGL_INLINE Vec zero() {
+  return Vec{0.f, 0.f, 0.f, 0.f};
+}
+SGL_INLINE Vec set1(float x) {
+  return Vec{x, x, x, x};
+}
+SGL_INLINE Vec load(const float* p) {
+  Vec v;
+  memcpy(&v, p, sizeof(v));
+  return v;
+}
+SGL_INLINE void store(float* p, Vec v) {
+  memcpy(p, &v, sizeof(v));
+}
+SGL_INLINE Vec add(Vec a, Vec b) {
+  return a + b;
+}
+SGL_INLINE Vec mul(Vec a, Vec b) {
+  return a * b;
+}
+SGL_INLINE Vec fma(Vec a, Vec b, Vec c) {
+  return a * b + c;
+}
+
+typedef uint32_t Bits __attribute__((vector_size(16)));
+
+// fp16 codes in the low halves of the lanes as f32. Subnormal ones are exact differences of normal
+// numbers, so that FTZ and DAZ do not matter.
+SGL_INLINE Vec widen_halves(Bits codes) {
+  const Bits magnitude = (codes & 0x7FFFu) << 13;
+  Bits number = magnitude + (112u << 23);
+  number += reinterpret_cast<Bits>(magnitude >= 0x0F800000u) & (112u << 23);  // infinity, NaN
+  const float smallest = bits_float(113u << 23);                              // normal fp16
+  const Bits subnormal = reinterpret_cast<Bits>(reinterpret_cast<Vec>(magnitude + (113u << 23)) -
+                                                Vec{smallest, smallest, smallest, smallest});
+  const Bits is_subnormal = reinterpret_cast<Bits>(magnitude < 0x00800000u);
+  number = (subnormal & is_subnormal) | (number & ~is_subnormal);
+  return reinterpret_cast<Vec>(number | (codes & 0x8000u) << 16);
+}
+SGL_INLINE void widen_pairs(const fp16_t* pairs, Vec* even, Vec* odd) {
+  Bits bits;
+  memcpy(&bits, pairs, sizeof(bits));
+  *even = widen_halves(bits & 0xFFFFu);
+  *odd = widen_halves(bits >> 16);
+}
+
+template <typename act_t>
+SGL_INLINE Vec load_act(const act_t* p) {
+  return Vec{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
+}
+
+template <typename out_t>
+SGL_INLINE void store_out(out_t* p, Vec v) {
+  for (int i = 0; i < kLanes; ++i) from_float(v[i], p + i);
+}
+
+SGL_INLINE Vec even_k(Vec pairs) {
+  return reinterpret_cast<Vec>(reinterpret_cast<Bits>(pairs) << 16);
+}
+SGL_INLINE Vec odd_k(Vec pairs) {
+  return reinterpret_cast<Vec>(reinterpret_cast<Bits>(pairs) & 0xFFFF0000u);
+}
+
+// Weights as bf16, from a table.
+struct Word : bf16_t {};
+constexpr float kWordScale = 1.f;
+
+// The table holds NaN: there is nothing to watch for.
+class NanWatch {
+ public:
+  SGL_MEMBER bool seen() const { return false; }
+};
+
+// 32 pairs of codes to words: 32 even k, then 32 odd k.
+SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words, NanWatch*) {
+  for (int i = 0; i < 32; ++i) {
+    words[i].bits = kE4m3Table.bf16_bits[codes[2 * i].bits];
+    words[32 + i].bits = kE4m3Table.bf16_bits[codes[2 * i + 1].bits];
+  }
+}
+
+}  // namespace SGL_TIER
+}  // namespace sgl_kernel

@@ -1,0 +1,86 @@
+#include "transformer/norm.h"
+
+#include "dispatch/transformer_tiers.h"
+#include "simd/fp_env.h"
+#include "simd/row_convert.h"
+
+namespace sgl_kernel {
+namespace SGL_TIER {
+
+// Where a row is, and room for a piece of it.
+struct NormRow {
+  const RmsNormArgs& args;
+  const void* input;
+  void* residual;  // or null
+  void* out;
+  float* x;
+  float* other;
+
+  // x = columns [begin, begin + n) of input (+ residual).
+  SGL_MEMBER void load(int64_t begin, int64_t n) const {
+    load_row(element_at(input, args.input_type, begin), args.input_type, n, x);
+    if (residual == nullptr) return;
+    const float* before =
+        row_as_f32(element_at(residual, args.residual_type, begin), args.residual_type, n, other);
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      store(x + i, add(SGL_TIER::load(before + i), SGL_TIER::load(x + i)));
+    }
+    for (; i < n; ++i) x[i] = before[i] + x[i];
+  }
+
+  // Those columns of residual and out.
+  SGL_MEMBER void finish(int64_t begin, int64_t n, float factor, const float* weight) const {
+    if (residual != nullptr) {
+      store_row(x, n, args.residual_type, element_at(residual, args.residual_type, begin));
+    }
+    scale_by_weight(x, factor, weight, n);
+    store_row(x, n, args.out_type, element_at(out, args.out_type, begin));
+  }
+};
+
+void rms_norm_kernel_impl(const RmsNormArgs& args, TaskRange rows, float* scratch) {
+  const FpEnvGuard fp_env(false);
+  const int64_t n = args.columns;
+  const int64_t piece = min_i64(round_up(n, 16), kNormPiece);
+  const bool whole = n <= piece;
+  float* room = scratch + 2 * piece;
+  const float* weight = nullptr;
+  if (whole) weight = row_as_f32(args.weight, args.weight_type, n, room);
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const int64_t group = r / args.group_rows, inside = r % args.group_rows;
+    void* residual = nullptr;
+    if (args.residual != nullptr) {
+      residual = element_at(args.residual, args.residual_type,
+                            group * args.residual_group_stride + inside * args.residual_row_stride);
+    }
+    const NormRow row{args,
+                      element_at(args.input, args.input_type,
+                                 group * args.input_group_stride + inside * args.input_row_stride),
+                      residual,
+                      element_at(args.out, args.out_type,
+                                 group * args.out_group_stride + inside * args.out_row_stride),
+                      scratch,
+                      scratch + piece};
+    SquareSum squares;
+    for (int64_t i = 0; i < n; i += piece) {
+      row.load(i, min_i64(piece, n - i));
+      squares.add_piece(row.x, min_i64(piece, n - i));
+    }
+    const float factor = squares.factor(n, args.eps);
+    if (whole) {
+      row.finish(0, n, factor, weight);
+      continue;
+    }
+    for (int64_t i = 0; i < n; i += piece) {
+      const int64_t count = min_i64(piece, n - i);
+      row.load(i, count);
+      row.finish(
+          i, count, factor,
+          row_as_f32(element_at(args.weight, args.weight_type, i), args.weight_type, count, room));
+    }
+  }
+}
+
+}  // namespace SGL_TIER
+}  // namespace sgl_kernel

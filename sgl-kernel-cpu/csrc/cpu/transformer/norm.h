@@ -1,0 +1,48 @@
+// Root mean square layer normalisation (Zhang and Sennrich, 2019), with an optional addition to the
+// residual stream before it.
+#pragma once
+
+#include "gemm/packing.h"
+#include "simd/rows.h"
+
+namespace sgl_kernel {
+
+// x = input (+ residual, and residual = x); out = x / sqrt(mean(x^2) + eps) * weight, in f32 with
+// one rounding into residual and one into out. out may be input.
+//
+// Rows come in groups: row r is at (r / group_rows) * group_stride + (r % group_rows) * row_stride.
+struct RmsNormArgs {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  float eps = 0.f;
+
+  const void* input = nullptr;
+  ElementType input_type = ElementType::f32;
+  int64_t input_group_stride = 0;
+  int64_t input_row_stride = 0;
+
+  void* residual = nullptr;  // or null
+  ElementType residual_type = ElementType::f32;
+  int64_t residual_group_stride = 0;
+  int64_t residual_row_stride = 0;
+
+  const void* weight = nullptr;  // [columns]
+  ElementType weight_type = ElementType::f32;
+
+  void* out = nullptr;
+  ElementType out_type = ElementType::f32;
+  int64_t out_group_stride = 0;
+  int64_t out_row_stride = 0;
+
+  int64_t group_rows = 1;
+};
+
+// Columns that are looked at in one piece; longer rows go by twice.
+constexpr int64_t kNormPiece = 16384;
+
+// Floats of scratch that a thread needs.
+SGL_INLINE int64_t rms_norm_scratch(const RmsNormArgs& args) {
+  return 3 * min_i64(round_up(args.columns, 16), kNormPiece);
+}
+
+}  // namespace sgl_kernel

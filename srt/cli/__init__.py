@@ -1,0 +1,1 @@
+"""The command `srt`: one module a command."""

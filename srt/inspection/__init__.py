@@ -1,0 +1,1 @@
+"""What is in a checkpoint and whether it would run here."""

@@ -33,10 +33,10 @@ from rich.console import Console
 from rich.table import Table
 
 import sgl_kernel
+from srt.checkpoint.checkpoint import Checkpoint
+from srt.checkpoint.writer import CheckpointWriter, TensorSpec
 from srt.configs.model_config import ModelConfig
-from srt.model_loader.checkpoint import Checkpoint
 from srt.model_loader.loader import load_model
-from srt.model_loader.writer import CheckpointWriter, TensorSpec
 from srt.utils.openmp import limit_spinning
 from srt.utils.process_memory import peak_rss
 

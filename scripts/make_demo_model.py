@@ -23,10 +23,10 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 
+from srt.checkpoint.writer import CheckpointWriter, TensorSpec
 from srt.errors import SrtError
-from srt.model_loader.writer import CheckpointWriter, TensorSpec
+from srt.layers.quantization.fp8_quantization import SCHEMES
 from srt.quantize.quantizer import quantize_checkpoint
-from srt.quantize.scheme import SCHEMES
 from srt.utils.directory_replacement import (
     MANIFEST_FILE,
     check_destination,

@@ -14,7 +14,7 @@ def main() -> int:
         signals.install()
     except KeyboardInterrupt:
         return 130
-    from srt.entrypoints import cli
+    from srt.cli import main as cli
 
     status = cli.main(signals=signals)
     # A library may have dropped the exception of a signal.

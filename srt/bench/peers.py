@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from srt.bench.workload import Case, Contender, Measurement, random_prompts
+from srt.checkpoint.hf_transformers import load_hf_model
 from srt.errors import SrtError
-from srt.model_loader.hf_transformers import load_hf_model
 
 _LLAMA_BENCH = "llama-bench"
 

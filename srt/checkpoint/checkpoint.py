@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from srt.errors import CheckpointError
-from srt.model_loader.files import (
+from srt.checkpoint.files import (
     MAX_INDEX_BYTES,
     check_regular,
     describe,
@@ -33,6 +32,7 @@ from srt.model_loader.files import (
     open_regular,
     read_json,
 )
+from srt.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch

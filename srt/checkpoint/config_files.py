@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from srt.checkpoint.files import describe, lies_there, read_json
+from srt.checkpoint.json_values import get_object
+from srt.checkpoint.mistral_form import to_hf_config
 from srt.errors import CheckpointError
-from srt.model_loader.files import describe, lies_there, read_json
-from srt.model_loader.json_values import get_object
-from srt.model_loader.mistral_form import to_hf_config
 
 CONFIG_FILE = "config.json"
 MODELOPT_FILE = "hf_quant_config.json"

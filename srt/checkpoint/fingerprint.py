@@ -15,7 +15,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from srt.model_loader.checkpoint import Checkpoint
+from srt.checkpoint.checkpoint import Checkpoint
 
 # Bytes of a mapped checkpoint that may stay resident while it is hashed.
 _RELEASE_BYTES = 64 << 20

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from srt.checkpoint.files import lies_there, read_json
 from srt.errors import CheckpointError, RequestError
-from srt.model_loader.files import lies_there, read_json
 from srt.sampling.sampling_params import DISTRIBUTION_NAMES, DistributionParams
 
 GENERATION_CONFIG_FILE = "generation_config.json"

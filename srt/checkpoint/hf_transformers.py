@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from srt.errors import CheckpointError, SrtError
-from srt.model_loader.config_files import CONFIG_FILE, read_config
-from srt.model_loader.files import blaming, explain, lies_there, read_json
-from srt.model_loader.tokenizer_files import (
+from srt.checkpoint.config_files import CONFIG_FILE, read_config
+from srt.checkpoint.files import blaming, explain, lies_there, read_json
+from srt.checkpoint.tokenizer_files import (
     TEKKEN_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
@@ -29,6 +28,7 @@ from srt.model_loader.tokenizer_files import (
     requested_code,
     stage_tokenizer,
 )
+from srt.errors import CheckpointError, SrtError
 
 logger = logging.getLogger(__name__)
 

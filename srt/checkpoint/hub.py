@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from srt.checkpoint.checkpoint import INDEX_FILE, SINGLE_FILE, read_index
+from srt.checkpoint.config_files import CONFIG_FILE, MISTRAL_FILE, MODELOPT_FILE
+from srt.checkpoint.files import lies_there
 from srt.errors import CheckpointError, HubError
-from srt.model_loader.checkpoint import INDEX_FILE, SINGLE_FILE, read_index
-from srt.model_loader.config_files import CONFIG_FILE, MISTRAL_FILE, MODELOPT_FILE
-from srt.model_loader.files import lies_there
 
 # Configuration and tokenizer of a model in Hugging Face's form; a model has some of them.
 SMALL_FILES = (

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from srt.checkpoint.config_files import CONFIG_FILE, MISTRAL_FILE
+from srt.checkpoint.files import lies_there
+from srt.checkpoint.hub import SMALL_FILES, HubSnapshot, find_model, list_weights
 from srt.errors import HubError
-from srt.model_loader.config_files import CONFIG_FILE, MISTRAL_FILE
-from srt.model_loader.files import lies_there
-from srt.model_loader.hub import SMALL_FILES, HubSnapshot, find_model, list_weights
 from srt.utils.files import os_errors_explained
 
 # Most headers are shorter: one request a file.

@@ -14,19 +14,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srt.configs.quantization_keys import (
+from srt.checkpoint.json_values import get_number, get_object
+from srt.checkpoint.quantization_keys import (
     FP8,
     MISTRAL_ACTIVATION_SCHEME,
     MISTRAL_WEIGHT_FORMAT,
 )
+from srt.checkpoint.weight_names import split_tensor_name
 from srt.errors import CheckpointError, UnsupportedConfigError
-from srt.model_loader.json_values import get_number, get_object
-from srt.model_loader.weight_names import split_tensor_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from srt.model_loader.checkpoint import TensorMeta
+    from srt.checkpoint.checkpoint import TensorMeta
 
 # Key of params.json -> key of config.json.
 _SIZES = {

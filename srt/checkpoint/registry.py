@@ -25,6 +25,6 @@ def get_model_class(architecture: str) -> Any:
     It is a `torch.nn.Module` built from `(config: ModelConfig, quant: QuantizationConfig | None)`
     whose `forward` takes a ForwardBatch and returns logits, and whose `is_unused_tensor(name)`
     tells which checkpoint tensors it does without. Whether a checkpoint's architecture is here is
-    checked when its configuration is read (:func:`srt.configs.text_model.get_text_model`).
+    checked when its configuration is read (:func:`srt.checkpoint.text_model.get_text_model`).
     """
     return getattr(import_module(MODEL_REGISTRY[architecture]), architecture)

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from srt.layers.quantization.weight_scales import (
+from srt.checkpoint.checkpoint import TensorMeta
+from srt.checkpoint.formats.weight_scales import (
     FP8_DTYPE,
     ZERO_POINT_NAME,
     find_scale,
@@ -18,7 +19,6 @@ from srt.layers.quantization.weight_scales import (
     is_scale_per_shard,
     scale_layout,
 )
-from srt.model_loader.checkpoint import TensorMeta
 
 UNQUANTIZED = "unquantized"
 FLOATS = ("F64", "F32", "F16", "BF16")

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from srt.layers.quantization.weight_scales import find_scale
-from srt.model_loader.checkpoint import TensorMeta
-from srt.model_loader.scheme_names import modules_with_weight, name_scheme
+from srt.checkpoint.checkpoint import TensorMeta
+from srt.checkpoint.formats.weight_scales import find_scale
+from srt.checkpoint.scheme_names import modules_with_weight, name_scheme
 
 
 @dataclass(frozen=True)

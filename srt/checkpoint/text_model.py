@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srt.configs.context_length import LONGEST_CONTEXT
+from srt.checkpoint.config_files import get_architecture
+from srt.checkpoint.context_length import LONGEST_CONTEXT
+from srt.checkpoint.json_values import get_object
+from srt.checkpoint.registry import MODEL_REGISTRY
 from srt.errors import CheckpointError, UnsupportedConfigError
-from srt.model_loader.config_files import get_architecture
-from srt.model_loader.json_values import get_object
-from srt.models.registry import MODEL_REGISTRY
 
 # Wrapper -> (`model_type` of its text model -> architecture, default model_type, modules that text
 # does not need).

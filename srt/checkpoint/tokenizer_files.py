@@ -14,15 +14,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from srt.errors import CheckpointError
-from srt.model_loader.config_files import CONFIG_FILE
-from srt.model_loader.files import (
+from srt.checkpoint.config_files import CONFIG_FILE
+from srt.checkpoint.files import (
     MAX_TOKENIZER_BYTES,
     check_regular,
     lies_there,
     read_json,
     read_text,
 )
+from srt.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 

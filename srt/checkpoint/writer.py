@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import torch
 
-from srt.model_loader.checkpoint import DTYPES, INDEX_FILE, SINGLE_FILE
+from srt.checkpoint.checkpoint import DTYPES, INDEX_FILE, SINGLE_FILE
 
 # Hugging Face's default is 5 GB as well: hosts and file systems stay clear of their limits.
 MAX_SHARD_SIZE = 5_000_000_000

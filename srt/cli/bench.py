@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from srt.bench.plot_file import check_plot_file
-from srt.entrypoints.options import add_engine_options, make_engine
+from srt.cli.options import add_engine_options, make_engine
 from srt.errors import RequestError, SrtError
 from srt.utils.kernels import load_kernels
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from contextlib import closing
 
-from srt.entrypoints.chat_input import (
+from srt.cli.chat_input import (
     KEYS,
     LineReader,
     MessageReader,
@@ -12,9 +12,9 @@ from srt.entrypoints.chat_input import (
     history_file,
     is_terminal,
 )
-from srt.entrypoints.conversation import COMMANDS, Conversation, parse_command, unescape
-from srt.entrypoints.options import add_engine_options, make_engine
-from srt.entrypoints.sampling_options import (
+from srt.cli.conversation import COMMANDS, Conversation, parse_command, unescape
+from srt.cli.options import add_engine_options, make_engine
+from srt.cli.sampling_options import (
     add_sampling_options,
     add_template_option,
     make_sampling_params,

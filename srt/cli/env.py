@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status, 0 also when the report is of problems."""
-    from srt.utils.environment import collect_environment, find_problems
+    from srt.environment.report import collect_environment, find_problems
 
     with args.signals.importing():
         environment = collect_environment()

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srt.entrypoints.options import add_engine_options, make_engine, read_text
-from srt.entrypoints.sampling_options import (
+from srt.cli.options import add_engine_options, make_engine, read_text
+from srt.cli.sampling_options import (
     add_sampling_options,
     add_template_option,
     make_sampling_params,

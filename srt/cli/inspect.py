@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from srt.model_loader.inspection import Inspection
+    from srt.inspection.report import Inspection
 
 
 STATUS_DOES_NOT_RUN = 1
@@ -40,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
-    from srt.model_loader.inspection import inspect_model
+    from srt.inspection.report import inspect_model
 
     inspection = inspect_model(args.model, args.revision)
     if args.json:

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from srt.entrypoints import bench, chat, env, generate, inspect, perplexity, quantize
+from srt.cli import bench, chat, env, generate, inspect, perplexity, quantize
 from srt.errors import SrtError
 from srt.utils.control_characters import escape_controls
 from srt.utils.openmp import limit_spinning

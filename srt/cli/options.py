@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srt.configs.dtypes import DTYPES, KV_CACHE_DTYPES, QUANTIZATION_CHOICES
+from srt.checkpoint.dtypes import DTYPES, KV_CACHE_DTYPES, QUANTIZATION_CHOICES
 from srt.errors import RequestError
 from srt.utils.kernels import load_kernels
 from srt.utils.text_streams import read_stdin

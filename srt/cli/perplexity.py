@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from srt.entrypoints.options import add_model_options, make_engine_of_model, read_text
+from srt.cli.options import add_model_options, make_engine_of_model, read_text
 from srt.errors import RequestError
 from srt.utils.kernels import load_kernels
 
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         from tqdm import tqdm
 
         from srt.managers.tokenizer import encode
-        from srt.model_executor.perplexity import compute_perplexity
+        from srt.perplexity.perplexity import compute_perplexity
 
     with make_engine_of_model(args, max_total_tokens=args.window) as engine:
         if engine.tokenizer is None:

@@ -52,10 +52,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
-    from srt.model_loader.checkpoint import Checkpoint
-    from srt.model_loader.hub import resolve_model
+    from srt.checkpoint.checkpoint import Checkpoint
+    from srt.checkpoint.hub import resolve_model
+    from srt.layers.quantization.fp8_quantization import SCHEMES
     from srt.quantize.quantizer import quantize_checkpoint
-    from srt.quantize.scheme import SCHEMES
     from srt.utils.directory_replacement import check_destination
 
     # Before anything is downloaded or read.

@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from srt.configs.context_length import LONGEST_CONTEXT, get_context_length
-from srt.configs.dtypes import DTYPES
-from srt.configs.generation_config import (
+from srt.checkpoint.config_files import CONFIG_FILE, read_config
+from srt.checkpoint.context_length import LONGEST_CONTEXT, get_context_length
+from srt.checkpoint.dtypes import DTYPES
+from srt.checkpoint.files import blaming
+from srt.checkpoint.formats import get_quantization_config
+from srt.checkpoint.generation_config import (
     GENERATION_CONFIG_FILE,
     read_eos_token_ids,
     read_generation_config,
 )
-from srt.configs.kv_layout import KVLayout, get_kv_layout
-from srt.configs.text_model import get_text_model
+from srt.checkpoint.hf_transformers import load_hf_config
+from srt.checkpoint.kv_layout import KVLayout, get_kv_layout
+from srt.checkpoint.text_model import get_text_model
 from srt.errors import CheckpointError, UnsupportedConfigError
-from srt.layers.quantization import get_quantization_config
 from srt.layers.quantization.base_config import QuantizationConfig
-from srt.model_loader.config_files import CONFIG_FILE, read_config
-from srt.model_loader.files import blaming
-from srt.model_loader.hf_transformers import load_hf_config
 
 logger = logging.getLogger(__name__)
 

@@ -12,26 +12,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from srt.configs.context_length import get_context_length
-from srt.configs.kv_layout import get_kv_layout
-from srt.configs.quantization_keys import SKIP_LISTS
-from srt.configs.text_model import TextModel, get_text_model
-from srt.errors import HubError, SrtError
-from srt.layers.quantization import QuantizationConfig, get_quantization_config
-from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
-from srt.layers.quantization.kv_scales import find_kv_scales
-from srt.layers.quantization.weight_scales import UNUSED_SCALE_NAMES, WEIGHT_SCALE_NAMES
-from srt.model_loader.checkpoint import INDEX_FILE, Checkpoint, TensorMeta, has_weights, read_index
-from srt.model_loader.config_files import (
+from srt.checkpoint.checkpoint import INDEX_FILE, Checkpoint, TensorMeta, has_weights, read_index
+from srt.checkpoint.config_files import (
     CONFIG_FILE,
     find_quantization,
     get_architecture,
     read_config,
 )
-from srt.model_loader.files import blaming
-from srt.model_loader.hub_headers import open_headers
-from srt.model_loader.scheme_names import FLOATS, UNQUANTIZED
-from srt.model_loader.tensor_groups import (
+from srt.checkpoint.context_length import get_context_length
+from srt.checkpoint.files import blaming
+from srt.checkpoint.formats import QuantizationConfig, get_quantization_config
+from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig
+from srt.checkpoint.formats.kv_scales import find_kv_scales
+from srt.checkpoint.formats.weight_scales import UNUSED_SCALE_NAMES, WEIGHT_SCALE_NAMES
+from srt.checkpoint.hub_headers import open_headers
+from srt.checkpoint.kv_layout import get_kv_layout
+from srt.checkpoint.quantization_keys import SKIP_LISTS
+from srt.checkpoint.scheme_names import FLOATS, UNQUANTIZED
+from srt.checkpoint.tensor_groups import (
     DtypeUse,
     IgnoredGroup,
     ModuleGroup,
@@ -39,7 +37,9 @@ from srt.model_loader.tensor_groups import (
     count_ignored,
     count_modules,
 )
-from srt.model_loader.weight_names import canonical_name, is_derived_buffer, split_tensor_name
+from srt.checkpoint.text_model import TextModel, get_text_model
+from srt.checkpoint.weight_names import canonical_name, is_derived_buffer, split_tensor_name
+from srt.errors import HubError, SrtError
 from srt.utils.host_memory import read_host_memory
 from srt.utils.kernels import load_kernels
 
@@ -222,9 +222,9 @@ def _check_loading(directory: Path, checkpoint: Checkpoint, problems: list[str])
     """Adds what would end loading, found by the steps that loading takes."""
     try:
         load_kernels()
-        from srt.configs.generation_config import get_sampling_defaults
+        from srt.checkpoint.generation_config import get_sampling_defaults
+        from srt.checkpoint.hf_transformers import load_tokenizer
         from srt.configs.model_config import ModelConfig
-        from srt.model_loader.hf_transformers import load_tokenizer
         from srt.model_loader.loader import check_model
 
         config = ModelConfig.from_pretrained(directory)

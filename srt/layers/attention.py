@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from srt.layers.forward_batch_info import ForwardBatch, ForwardMode
 from srt.layers.layernorm import RMSNorm
 from srt.layers.rotary_embedding import RotaryEmbedding
-from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 # A table of rotations without features, for layers that rotate nothing.
 _NO_ROTATION = torch.empty(2**31, 0)

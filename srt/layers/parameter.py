@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from srt.checkpoint.checkpoint import TensorMeta
 from srt.errors import CheckpointError
-from srt.model_loader.checkpoint import TensorMeta
 from srt.utils.huge_pages import HugePageArena
 
 # A shard's name within a merged layer; None is the whole parameter.

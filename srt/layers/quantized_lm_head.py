@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import sgl_kernel
+from srt.layers.quantization.fp8_quantization import SCHEMES, encode_weight
 from srt.layers.quantization.unquant import UnquantizedLinearMethod
 from srt.layers.vocab_embedding import LMHead, TiedLMHead
-from srt.quantize.scheme import SCHEMES, encode_weight
 
 # Rows that are quantized at a time.
 _ROWS = 4096

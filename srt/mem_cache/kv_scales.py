@@ -4,9 +4,9 @@ import logging
 import math
 from pathlib import Path
 
+from srt.checkpoint.checkpoint import Checkpoint
+from srt.checkpoint.formats.kv_scales import find_kv_scales
 from srt.errors import CheckpointError
-from srt.layers.quantization.kv_scales import find_kv_scales
-from srt.model_loader.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 

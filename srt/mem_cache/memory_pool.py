@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from srt.configs.kv_layout import KVLayout
+from srt.checkpoint.kv_layout import KVLayout
 
 
 class TokenToKVPool:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from srt.errors import SrtError
+from srt.layers.forward_batch_info import ForwardBatch
 from srt.model_executor.decode_buffers import DecodeBuffers
-from srt.model_executor.forward_batch_info import ForwardBatch
 from srt.utils.inference_mode import in_inference_mode
 
 # Older inductors fail on fused code that rounds as separate operators would.

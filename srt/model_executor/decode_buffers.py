@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from srt.layers.forward_batch_info import ForwardBatch, ForwardMode
 from srt.mem_cache.allocator import PADDING_SLOT
 from srt.mem_cache.memory_pool import TokenToKVPool
 from srt.mem_cache.req_to_token_pool import PADDING_REQUEST, ReqToTokenPool
-from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 
 class DecodeBuffers:

@@ -11,7 +11,7 @@ import logging
 from torch import Tensor, nn
 
 from sgl_kernel import Arena, RecordingError, StepGraph, record
-from srt.model_executor.forward_batch_info import ForwardBatch
+from srt.layers.forward_batch_info import ForwardBatch
 from srt.utils.inference_mode import in_inference_mode
 
 logger = logging.getLogger(__name__)

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from srt.checkpoint.checkpoint import Checkpoint, TensorMeta
+from srt.checkpoint.config_files import CONFIG_FILE
+from srt.checkpoint.files import blaming
+from srt.checkpoint.formats.fp8_checkpoint import check_unquantized
+from srt.checkpoint.mistral_form import to_hf_rows
+from srt.checkpoint.registry import get_model_class
+from srt.checkpoint.weight_names import canonical_name, split_tensor_name
 from srt.configs.model_config import ModelConfig
 from srt.errors import CheckpointError
 from srt.layers.float32 import use_float32
 from srt.layers.parameter import ModelParameter, ShardId
 from srt.layers.quantization.base_config import QuantizationConfig
-from srt.layers.quantization.fp8_checkpoint import check_unquantized
 from srt.layers.quantization.mixed_linear import LinearPart
-from srt.model_loader.checkpoint import Checkpoint, TensorMeta
-from srt.model_loader.config_files import CONFIG_FILE
-from srt.model_loader.files import blaming
-from srt.model_loader.mistral_form import to_hf_rows
-from srt.model_loader.weight_names import canonical_name, split_tensor_name
-from srt.models.registry import get_model_class
 from srt.utils.huge_pages import HugePageArena
 from srt.utils.progress import byte_bar
 

@@ -31,18 +31,18 @@ import torch
 from torch import Tensor, nn
 
 import sgl_kernel
-from srt.errors import CheckpointError, SrtError
-from srt.model_loader.checkpoint import Checkpoint
-from srt.model_loader.config_files import CONFIG_FILE, MISTRAL_FILE, MODELOPT_FILE
-from srt.model_loader.files import MAX_INDEX_BYTES, blaming, lies_there, read_bytes, read_json
-from srt.model_loader.fingerprint import (
+from srt.checkpoint.checkpoint import Checkpoint
+from srt.checkpoint.config_files import CONFIG_FILE, MISTRAL_FILE, MODELOPT_FILE
+from srt.checkpoint.files import MAX_INDEX_BYTES, blaming, lies_there, read_bytes, read_json
+from srt.checkpoint.fingerprint import (
     are_settled,
     digest_bytes,
     digest_tensor,
     digest_tensors,
     identify_files,
 )
-from srt.model_loader.writer import CheckpointWriter, TensorSpec
+from srt.checkpoint.writer import CheckpointWriter, TensorSpec
+from srt.errors import CheckpointError, SrtError
 from srt.utils.files import os_errors_explained
 from srt.utils.progress import byte_bar
 from srt.utils.scratch import open_scratch, recover

@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from srt.checkpoint.weight_names import is_derived_buffer
 from srt.configs.model_config import ModelConfig
 from srt.layers.activation import SiluAndMul
 from srt.layers.attention import RadixAttention
+from srt.layers.forward_batch_info import ForwardBatch, ForwardMode
 from srt.layers.layernorm import RMSNorm
 from srt.layers.linear import Linear, MergedLinear, QKVLinear
 from srt.layers.quantization.base_config import QuantizationConfig
 from srt.layers.quantized_lm_head import quantize_lm_head
 from srt.layers.rotary_embedding import RotaryEmbedding, get_rope
 from srt.layers.vocab_embedding import LMHead, TiedLMHead, VocabEmbedding
-from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
-from srt.model_loader.weight_names import is_derived_buffer
 
 
 @dataclass(frozen=True)

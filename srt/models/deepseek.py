@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from srt.configs.model_config import ModelConfig
 from srt.errors import UnsupportedConfigError
 from srt.layers.attention import RadixLatentAttention
+from srt.layers.forward_batch_info import ForwardBatch
 from srt.layers.latent_projection import LatentProjection
 from srt.layers.layernorm import RMSNorm
 from srt.layers.linear import Linear
 from srt.layers.quantization.base_config import QuantizationConfig
 from srt.layers.rotary_embedding import RotaryEmbedding, get_rope
-from srt.model_executor.forward_batch_info import ForwardBatch
 from srt.models.decoder import CausalLM, LayerOptions
 
 # Of the norms inside the attention, whatever the configuration says of the others.

@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from srt.configs.text_model import get_text_model
-from srt.errors import CheckpointError, UnsupportedConfigError
-from srt.model_loader.checkpoint import Checkpoint, TensorMeta
-from srt.model_loader.config_files import (
+from srt.checkpoint.checkpoint import Checkpoint, TensorMeta
+from srt.checkpoint.config_files import (
     CONFIG_FILE,
     find_quantization,
     is_mistral_form,
     read_config,
 )
-from srt.model_loader.weight_names import is_decoder_module, split_tensor_name
-from srt.model_loader.writer import MAX_SHARD_SIZE, CheckpointWriter, TensorSpec
-from srt.quantize.scheme import QuantizationError, Scheme, quantize_weight
+from srt.checkpoint.text_model import get_text_model
+from srt.checkpoint.weight_names import is_decoder_module, split_tensor_name
+from srt.checkpoint.writer import MAX_SHARD_SIZE, CheckpointWriter, TensorSpec
+from srt.errors import CheckpointError, UnsupportedConfigError
+from srt.layers.quantization.fp8_quantization import QuantizationError, Scheme, quantize_weight
 from srt.quantize.source_snapshot import SourceSnapshot
 from srt.utils.directory_replacement import replacing_directory
 from srt.utils.files import os_errors_explained

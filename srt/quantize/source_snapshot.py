@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from srt.checkpoint.checkpoint import Checkpoint
+from srt.checkpoint.config_files import CONFIG_FILE
+from srt.checkpoint.files import check_regular
+from srt.checkpoint.fingerprint import identify_files
 from srt.errors import CheckpointError
-from srt.model_loader.checkpoint import Checkpoint
-from srt.model_loader.config_files import CONFIG_FILE
-from srt.model_loader.files import check_regular
-from srt.model_loader.fingerprint import identify_files
 from srt.utils.directory_replacement import MANIFEST_FILE
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from srt.model_loader.weight_names import canonical_name, split_tensor_name
+from srt.checkpoint.weight_names import canonical_name, split_tensor_name
 
 _MODULES = {
     "embed_tokens": "tok_embeddings",

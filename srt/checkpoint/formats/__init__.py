@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from srt.configs.quantization_keys import QUANT_METHOD
+from srt.checkpoint.config_files import CONFIG_FILE, find_quantization
+from srt.checkpoint.formats.compressed_tensors import CompressedTensorsConfig
+from srt.checkpoint.formats.fbgemm_fp8 import FbgemmFp8Config
+from srt.checkpoint.formats.fp8 import Fp8Config
+from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig
+from srt.checkpoint.formats.modelopt import ModelOptConfig
+from srt.checkpoint.formats.online_fp8 import OnlineFp8Config
+from srt.checkpoint.formats.quark import QuarkConfig
+from srt.checkpoint.quantization_keys import QUANT_METHOD
 from srt.errors import UnsupportedConfigError
 from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
-from srt.layers.quantization.compressed_tensors import CompressedTensorsConfig
-from srt.layers.quantization.fbgemm_fp8 import FbgemmFp8Config
-from srt.layers.quantization.fp8 import Fp8Config
-from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
-from srt.layers.quantization.modelopt import ModelOptConfig
-from srt.layers.quantization.online_fp8 import OnlineFp8Config
-from srt.layers.quantization.quark import QuarkConfig
-from srt.model_loader.config_files import CONFIG_FILE, find_quantization
 
 __all__ = [
     "QUANTIZATION_METHODS",

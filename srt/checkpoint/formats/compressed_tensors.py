@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srt.configs.quantization_keys import (
+from srt.checkpoint.config_files import CONFIG_FILE
+from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig, read_block_size
+from srt.checkpoint.formats.skip_list import ModulePatterns, read_names
+from srt.checkpoint.json_values import get_object
+from srt.checkpoint.quantization_keys import (
     COMPRESSED_TENSORS,
     FORMAT,
     PRESETS,
@@ -19,10 +23,6 @@ from srt.configs.quantization_keys import (
     STRATEGY,
 )
 from srt.errors import UnsupportedConfigError
-from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig, read_block_size
-from srt.layers.quantization.skip_list import ModulePatterns, read_names
-from srt.model_loader.config_files import CONFIG_FILE
-from srt.model_loader.json_values import get_object
 
 # Classes of modules that a target may name.
 _LINEAR_CLASS = "Linear"

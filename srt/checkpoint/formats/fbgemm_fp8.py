@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srt.configs.quantization_keys import FBGEMM_FP8, SKIP_LISTS
-from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
-from srt.layers.quantization.skip_list import ModulePatterns, read_names
-from srt.model_loader.config_files import CONFIG_FILE
+from srt.checkpoint.config_files import CONFIG_FILE
+from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig
+from srt.checkpoint.formats.skip_list import ModulePatterns, read_names
+from srt.checkpoint.quantization_keys import FBGEMM_FP8, SKIP_LISTS
 
 
 @dataclass(frozen=True)

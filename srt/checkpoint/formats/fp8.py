@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srt.configs.quantization_keys import (
+from srt.checkpoint.config_files import CONFIG_FILE
+from srt.checkpoint.formats.fp8_checkpoint import (
+    DEFAULT_BLOCK,
+    Fp8CheckpointConfig,
+    read_block_size,
+)
+from srt.checkpoint.formats.skip_list import ModulePatterns, read_names
+from srt.checkpoint.quantization_keys import (
     ACTIVATION_SCHEME,
     EXPERT_DTYPE,
     FP8,
@@ -23,13 +30,6 @@ from srt.configs.quantization_keys import (
     WEIGHT_FORMAT,
     Block,
 )
-from srt.layers.quantization.fp8_checkpoint import (
-    DEFAULT_BLOCK,
-    Fp8CheckpointConfig,
-    read_block_size,
-)
-from srt.layers.quantization.skip_list import ModulePatterns, read_names
-from srt.model_loader.config_files import CONFIG_FILE
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from srt.errors import CheckpointError, UnsupportedConfigError
-from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
-from srt.layers.quantization.skip_list import NO_MODULES, ModulePatterns
-from srt.layers.quantization.weight_scales import (
+from srt.checkpoint.checkpoint import DTYPES, TensorMeta
+from srt.checkpoint.config_files import CONFIG_FILE
+from srt.checkpoint.formats.skip_list import NO_MODULES, ModulePatterns
+from srt.checkpoint.formats.weight_scales import (
     BYTE_DTYPE,
     FP8_DTYPE,
     SCALE_DTYPES,
@@ -31,9 +31,9 @@ from srt.layers.quantization.weight_scales import (
     is_scale_per_shard,
     scale_layout,
 )
-from srt.model_loader.checkpoint import DTYPES, TensorMeta
-from srt.model_loader.config_files import CONFIG_FILE
-from srt.model_loader.weight_names import canonical_name
+from srt.checkpoint.weight_names import canonical_name
+from srt.errors import CheckpointError, UnsupportedConfigError
+from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
 
 logger = logging.getLogger(__name__)
 

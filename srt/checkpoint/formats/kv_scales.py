@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from srt.model_loader.checkpoint import TensorMeta
-from srt.model_loader.weight_names import canonical_name
+from srt.checkpoint.checkpoint import TensorMeta
+from srt.checkpoint.weight_names import canonical_name
 
 # In the attention, in its projections (ModelOpt), or as these projections' outputs' (early
 # compressed-tensors): the last group tells keys from values; `kv_scale` is for both.

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srt.configs.quantization_keys import (
+from srt.checkpoint.config_files import CONFIG_FILE
+from srt.checkpoint.formats.fp8_checkpoint import (
+    DEFAULT_BLOCK,
+    Fp8CheckpointConfig,
+    read_block_size,
+)
+from srt.checkpoint.formats.skip_list import ModulePatterns, read_names
+from srt.checkpoint.json_values import get_object
+from srt.checkpoint.quantization_keys import (
     MIXED_PRECISION,
     MODELOPT,
     QUANT_ALGO,
@@ -19,14 +27,6 @@ from srt.configs.quantization_keys import (
     Block,
 )
 from srt.errors import UnsupportedConfigError
-from srt.layers.quantization.fp8_checkpoint import (
-    DEFAULT_BLOCK,
-    Fp8CheckpointConfig,
-    read_block_size,
-)
-from srt.layers.quantization.skip_list import ModulePatterns, read_names
-from srt.model_loader.config_files import CONFIG_FILE
-from srt.model_loader.json_values import get_object
 
 
 @dataclass(frozen=True)

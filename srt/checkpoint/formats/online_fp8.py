@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from srt.configs.dtypes import QUANTIZATION_CHOICES
+from srt.checkpoint.checkpoint import DTYPES, TensorMeta
+from srt.checkpoint.dtypes import QUANTIZATION_CHOICES
+from srt.checkpoint.weight_names import canonical_name, is_decoder_module, split_tensor_name
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
-from srt.model_loader.checkpoint import DTYPES, TensorMeta
-from srt.model_loader.weight_names import canonical_name, is_decoder_module, split_tensor_name
 
 _SOURCE_DTYPES = ("BF16", "F16", "F32")
 
@@ -22,7 +22,7 @@ class OnlineFp8Config(QuantizationConfig):
     """Linear layers inside decoder layers become FP8; everything else stays as it is.
 
     Attributes:
-        scheme: Name of a scheme of `srt.quantize.scheme`.
+        scheme: Name of a scheme of `srt.layers.quantization.fp8_quantization`.
         dtypes: Dtype code of each module's weight in the checkpoint, by canonical name.
     """
 
@@ -61,9 +61,9 @@ class OnlineFp8Config(QuantizationConfig):
         return replace(self, dtypes=dtypes)
 
     def get_linear_method(self, prefix: str, shard_names: Iterable[str]) -> LinearMethodBase:
+        from srt.layers.quantization.fp8_quantization import SCHEMES
         from srt.layers.quantization.online_fp8_linear import OnlineFp8LinearMethod
         from srt.layers.quantization.unquant import UnquantizedLinearMethod
-        from srt.quantize.scheme import SCHEMES
 
         if not is_decoder_module(prefix):
             return UnquantizedLinearMethod()

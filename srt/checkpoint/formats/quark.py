@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from srt.configs.quantization_keys import QSCHEME, QUARK, QUARK_DTYPE, SKIP_LISTS
+from srt.checkpoint.config_files import CONFIG_FILE
+from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig
+from srt.checkpoint.formats.skip_list import ModulePatterns, read_names
+from srt.checkpoint.json_values import get_object
+from srt.checkpoint.quantization_keys import QSCHEME, QUARK, QUARK_DTYPE, SKIP_LISTS
 from srt.errors import UnsupportedConfigError
-from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
-from srt.layers.quantization.skip_list import ModulePatterns, read_names
-from srt.model_loader.config_files import CONFIG_FILE
-from srt.model_loader.json_values import get_object
 
 # Where schemes for some of the layers are, by pattern or by class.
 _LAYERS = ("layer_quant_config", "layer_type_quant_config")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from fnmatch import translate
 from typing import TYPE_CHECKING, Any
 
+from srt.checkpoint.weight_names import canonical_name
 from srt.errors import UnsupportedConfigError
-from srt.model_loader.weight_names import canonical_name
 
 if TYPE_CHECKING:
     import regex

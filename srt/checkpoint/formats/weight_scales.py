@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from srt.model_loader.checkpoint import TensorMeta
-from srt.model_loader.weight_names import split_tensor_name
+from srt.checkpoint.checkpoint import TensorMeta
+from srt.checkpoint.weight_names import split_tensor_name
 
 FP8_DTYPE = "F8_E4M3"
 # Of scales. F8_E8M0 is an exponent of two; U8 is the same where the configuration says so.

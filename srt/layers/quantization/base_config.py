@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from srt.model_loader.checkpoint import TensorMeta
+from srt.checkpoint.checkpoint import TensorMeta
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from srt.layers.parameter import Fp8WeightParameter, WeightScaleParameter
 from srt.layers.quantization.base_config import LinearMethodBase
 from srt.layers.quantization.unquant import flatten_rows, restore_rows
-from srt.model_loader.weight_utils import pack_weight_
+from srt.layers.weight_utils import pack_weight_
 
 
 class Fp8LinearMethod(LinearMethodBase):

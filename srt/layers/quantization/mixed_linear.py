@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from srt.checkpoint.formats.weight_scales import Layout
 from srt.layers.quantization.base_config import LinearMethodBase
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
 from srt.layers.quantization.unquant import (
@@ -16,7 +17,6 @@ from srt.layers.quantization.unquant import (
     flatten_rows,
     restore_rows,
 )
-from srt.layers.quantization.weight_scales import Layout
 
 # What a shard's weight is, and the block size if it has a grid of scales.
 ShardLayout = tuple[Layout, tuple[int, int] | None]

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from srt.checkpoint.checkpoint import TensorMeta
 from srt.errors import CheckpointError
 from srt.layers.parameter import ModelParameter, ShardId, WeightScaleParameter
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
-from srt.model_loader.checkpoint import TensorMeta
-from srt.quantize.scheme import Scheme, encode_weight
+from srt.layers.quantization.fp8_quantization import Scheme, encode_weight
 
 
 class FiniteParameter(ModelParameter):

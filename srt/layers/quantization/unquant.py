@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from srt.layers.parameter import ModelParameter
 from srt.layers.quantization.base_config import LinearMethodBase
-from srt.model_loader.weight_utils import pack_weight_
+from srt.layers.weight_utils import pack_weight_
 
 
 def flatten_rows(x: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 import sgl_kernel  # noqa: F401  (registers the ops)
-from srt.configs.kv_layout import KVLayout
+from srt.checkpoint.kv_layout import KVLayout
 from srt.layers.attention import RadixAttention, RadixLatentAttention
+from srt.layers.forward_batch_info import ForwardBatch, ForwardMode
 from srt.layers.layernorm import RMSNorm
 from srt.layers.rotary_embedding import RotaryEmbedding, get_rope
 from srt.mem_cache.memory_pool import TokenToKVPool
-from srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=8, suite="per-commit")

@@ -12,7 +12,7 @@ from srt import Engine
 from srt.bench.bound import decode_bound, decode_bytes, read_bandwidth
 from srt.bench.report import make_figure, plot
 from srt.bench.workload import Case, Contender, Measurement, OurEngine, measure, random_prompts
-from srt.entrypoints.cli import main
+from srt.cli.main import main
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 

@@ -15,9 +15,9 @@ from typing import Any
 import pexpect
 import pytest
 
-from srt.entrypoints.chat_input import LineReader, history_file, open_history
-from srt.entrypoints.cli import main
-from srt.entrypoints.conversation import parse_command, unescape
+from srt.cli.chat_input import LineReader, history_file, open_history
+from srt.cli.conversation import parse_command, unescape
+from srt.cli.main import main
 from srt.errors import RequestError
 from srt.sampling import sampler
 from srt.test.ci_register import register_cpu_ci
@@ -28,7 +28,7 @@ register_cpu_ci(est_time=25, suite="per-commit")
 
 # Says what the reader hands out; takes less than loading a model.
 ECHO = """
-from srt.entrypoints.chat_input import TerminalReader, history_file
+from srt.cli.chat_input import TerminalReader, history_file
 reader = TerminalReader(history_file())
 while True:
     try:
@@ -329,8 +329,8 @@ def test_a_person_goes_on_after_an_answer_that_failed(
         return sampler.sample(*args)
 
     monkeypatch.setattr("srt.managers.forward_pass.sample", sample)
-    monkeypatch.setattr("srt.entrypoints.chat.is_terminal", lambda: True)
-    monkeypatch.setattr("srt.entrypoints.chat.TerminalReader", lambda _: LineReader())
+    monkeypatch.setattr("srt.cli.chat.is_terminal", lambda: True)
+    monkeypatch.setattr("srt.cli.chat.TerminalReader", lambda _: LineReader())
     saved = tmp_path / "chat.json"
     chat(model, monkeypatch, "first", "second", f"/save {saved}")
     assert "srt: error: request 0: MemoryError: no room" in capsys.readouterr().err

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from srt.checkpoint.checkpoint import Checkpoint
 from srt.errors import CheckpointError
-from srt.model_loader.checkpoint import Checkpoint
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=12, suite="per-commit")
@@ -178,8 +178,8 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("srt.model_loader.checkpoint.safe_open", refuse)
-    monkeypatch.setattr("srt.model_loader.files.os.open", refuse)
+    monkeypatch.setattr("srt.checkpoint.checkpoint.safe_open", refuse)
+    monkeypatch.setattr("srt.checkpoint.files.os.open", refuse)
     expect_error(tmp_path, "model.safetensors", "cannot read file", "Permission denied")
 
 
@@ -251,7 +251,7 @@ def run_python(code: str, *args: str) -> str:
 def test_metadata_needs_no_torch(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
     code = (
-        "import sys; from srt.model_loader.checkpoint import Checkpoint;"
+        "import sys; from srt.checkpoint.checkpoint import Checkpoint;"
         "c = Checkpoint.open(sys.argv[1]); assert c.meta('w').shape == (2,);"
         "print('torch' in sys.modules)"
     )
@@ -267,7 +267,7 @@ def test_release_keeps_memory_near_the_checkpoint_size(tmp_path: Path) -> None:
     code = """
 import re, sys, torch
 from pathlib import Path
-from srt.model_loader.checkpoint import Checkpoint
+from srt.checkpoint.checkpoint import Checkpoint
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 checkpoint = Checkpoint.open(sys.argv[1])

@@ -22,7 +22,7 @@ import torch
 
 from srt import Engine, SamplingParams
 from srt.errors import SrtError
-from srt.model_loader.inspection import inspect_model
+from srt.inspection.report import inspect_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import write_fp8_checkpoint
 from srt.test.fp8_formats import FORMATS

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import srt
-from srt.entrypoints import generate
-from srt.entrypoints.cli import main
+from srt.cli import generate
+from srt.cli.main import main
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
@@ -250,7 +250,7 @@ def test_a_reader_that_leaves(model: str) -> None:
 @pytest.mark.parametrize("arguments", [["--version"], ["generate", "--help"]])
 def test_version_and_help_come_without_loading_torch(arguments: list[str]) -> None:
     program = (
-        "import sys; from srt.entrypoints.cli import main\n"
+        "import sys; from srt.cli.main import main\n"
         f"try: main({arguments!r})\n"
         "except SystemExit as e: assert e.code == 0\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"

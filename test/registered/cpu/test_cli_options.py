@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from srt import Engine
-from srt.configs.dtypes import DTYPES
+from srt.checkpoint.dtypes import DTYPES
+from srt.cli.main import main, make_parser
 from srt.configs.model_config import _resolve_dtype
-from srt.entrypoints.cli import main, make_parser
 from srt.model_executor import model_runner
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint

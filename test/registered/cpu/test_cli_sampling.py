@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from srt.entrypoints.cli import main, make_parser
-from srt.entrypoints.sampling_options import make_sampling_params
+from srt.cli.main import main, make_parser
+from srt.cli.sampling_options import make_sampling_params
 from srt.sampling.sampling_params import SamplingParams
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from srt.checkpoint.formats import QUANTIZATION_METHODS, get_quantization_config
+from srt.checkpoint.mistral_form import to_hf_config
 from srt.errors import SrtError
-from srt.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
-from srt.model_loader.mistral_form import to_hf_config
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_formats import FORMATS
 from srt.test.mistral_form import to_params

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from srt.configs.context_length import get_context_length
+from srt.checkpoint.context_length import get_context_length
+from srt.cli.main import main
 from srt.configs.model_config import ModelConfig
-from srt.entrypoints.cli import main
 from srt.errors import CheckpointError, UnsupportedConfigError
-from srt.model_loader.inspection import inspect_model
+from srt.inspection.report import inspect_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, write_checkpoint
 from srt.test.tiny_models import Session, reference_log_probs

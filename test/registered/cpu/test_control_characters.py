@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from srt.entrypoints.cli import _LogFormatter, main
+from srt.cli.main import _LogFormatter, main
 from srt.errors import CheckpointError, RequestError, SrtError
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from srt import Engine, SamplingParams
-from srt.configs.generation_config import read_eos_token_ids
+from srt.checkpoint.generation_config import read_eos_token_ids
+from srt.checkpoint.hf_transformers import load_tokenizer
 from srt.errors import CheckpointError
 from srt.managers.special_tokens import end_token_ids, special_token_texts
-from srt.model_loader.hf_transformers import load_tokenizer
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 from srt.test.tiny_tokenizer import BOS, EOS, UNK, VOCAB_SIZE, make_tokenizer, write_tokenizer

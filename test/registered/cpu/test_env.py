@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from srt.entrypoints.cli import main
+from srt.cli.main import main
+from srt.environment.report import collect_environment, find_problems
 from srt.test.ci_register import register_cpu_ci
-from srt.utils.environment import collect_environment, find_problems
 from srt.utils.host_memory import HostMemory, read_cpu_quota, read_host_memory
 
 register_cpu_ci(est_time=8, suite="per-commit")
@@ -72,7 +72,7 @@ def test_reports_broken_kernels(tmp_path: Path, error: str) -> None:
     (broken / "__init__.py").write_text(f"raise {error}('no such symbol')")
     search_path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     result = subprocess.run(
-        [sys.executable, "-m", "srt.entrypoints.cli", "env", "--json"],
+        [sys.executable, "-m", "srt.cli.main", "env", "--json"],
         env={**os.environ, "PYTHONPATH": search_path},
         capture_output=True,
         text=True,

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from srt.entrypoints.cli import main
+from srt.cli.main import main
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_models import Session, reference_log_probs
 

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from srt.checkpoint.weight_names import canonical_name
+from srt.cli.main import main
 from srt.configs.model_config import ModelConfig
-from srt.entrypoints.cli import main
 from srt.errors import CheckpointError, UnsupportedConfigError
-from srt.model_loader.inspection import inspect_model
+from srt.inspection.report import inspect_model
 from srt.model_loader.loader import load_model
-from srt.model_loader.weight_names import canonical_name
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors

@@ -16,15 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from srt.configs.dtypes import QUANTIZATION_CHOICES
+from srt.checkpoint.dtypes import QUANTIZATION_CHOICES
+from srt.checkpoint.weight_names import canonical_name
 from srt.configs.model_config import ModelConfig
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.linear import LinearBase
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
+from srt.layers.quantization.fp8_quantization import SCHEMES
 from srt.model_loader.loader import load_model
-from srt.model_loader.weight_names import canonical_name
 from srt.quantize.quantizer import quantize_checkpoint
-from srt.quantize.scheme import SCHEMES
 from srt.test.ci_register import register_cpu_ci
 from srt.test.contiguous_runner import ContiguousRunner, ExtendInput
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint

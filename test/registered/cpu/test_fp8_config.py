@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from srt.checkpoint.checkpoint import TensorMeta
+from srt.checkpoint.config_files import read_config
+from srt.checkpoint.formats import QUANTIZATION_METHODS, get_quantization_config
+from srt.checkpoint.formats.compressed_tensors import CompressedTensorsConfig
+from srt.checkpoint.formats.fp8 import Fp8Config
+from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig
+from srt.checkpoint.formats.kv_scales import KVScales, find_kv_scales
+from srt.checkpoint.weight_names import canonical_name
 from srt.errors import CheckpointError, UnsupportedConfigError
-from srt.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
-from srt.layers.quantization.compressed_tensors import CompressedTensorsConfig
-from srt.layers.quantization.fp8 import Fp8Config
-from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
-from srt.layers.quantization.kv_scales import KVScales, find_kv_scales
 from srt.layers.quantization.mixed_linear import MixedLinearMethod
 from srt.layers.quantization.unquant import UnquantizedLinearMethod
-from srt.model_loader.checkpoint import TensorMeta
-from srt.model_loader.config_files import read_config
-from srt.model_loader.weight_names import canonical_name
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
 from srt.test.tiny_llama import TINY_CONFIG

@@ -15,15 +15,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from srt.checkpoint import files
+from srt.checkpoint.checkpoint import Checkpoint
+from srt.checkpoint.files import blaming, read_bytes, read_json
+from srt.checkpoint.formats.skip_list import ModulePatterns
+from srt.cli.main import main
 from srt.configs.model_config import ModelConfig
-from srt.entrypoints.cli import main
 from srt.errors import CheckpointError, SrtError, UnsupportedConfigError
-from srt.layers.quantization.skip_list import ModulePatterns
+from srt.inspection.report import inspect_model
 from srt.managers.tokenizer import load_tokenizer
-from srt.model_loader import files
-from srt.model_loader.checkpoint import Checkpoint
-from srt.model_loader.files import blaming, read_bytes, read_json
-from srt.model_loader.inspection import inspect_model
 from srt.model_loader.loader import load_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
@@ -151,7 +151,7 @@ def test_a_file_that_grows_while_it_is_read(
     file.write_bytes(b"x" * 100)
     monkeypatch.setattr(files, "_check_kind", lambda *_: file.write_bytes(b"x" * 2000))
     monkeypatch.setattr(
-        "srt.model_loader.files.os.fstat", lambda _: os.stat_result((0o100644,) + (0,) * 9)
+        "srt.checkpoint.files.os.fstat", lambda _: os.stat_result((0o100644,) + (0,) * 9)
     )
     with pytest.raises(CheckpointError, match="grows"):
         read_bytes(file, 1000)

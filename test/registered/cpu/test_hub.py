@@ -13,9 +13,9 @@ from threading import Thread
 import pytest
 from huggingface_hub import constants
 
-from srt.entrypoints.cli import main
+from srt.checkpoint.hub import resolve_model
+from srt.cli.main import main
 from srt.errors import CheckpointError, HubError
-from srt.model_loader.hub import resolve_model
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=4, suite="per-commit")

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from srt.entrypoints.cli import main
-from srt.model_loader.inspection import Inspection, inspect_model
+from srt.cli.main import main
+from srt.inspection.report import Inspection, inspect_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors
@@ -236,7 +236,7 @@ def test_misses_an_untied_head(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = host_memory.HostMemory(total=1000, available=1000, limit=None)
-    monkeypatch.setattr("srt.model_loader.inspection.read_host_memory", lambda: small)
+    monkeypatch.setattr("srt.inspection.report.read_host_memory", lambda: small)
     tensors = fp8_tensors(torch.tensor(1.0))
     assert "1,000 are available" in problems(write(tmp_path, tensors, quantization_config=FP8))
 
@@ -329,7 +329,7 @@ def test_torch_is_imported_only_to_match_tensors(tmp_path: Path) -> None:
     write(tmp_path, fp8_tensors(torch.tensor(1.0)), quantization_config=config)
     code = """
 import sys
-from srt.entrypoints.cli import main
+from srt.cli.main import main
 status = main(["inspect", sys.argv[1]])
 print(status, "torch" in sys.modules, "transformers" in sys.modules)
 """

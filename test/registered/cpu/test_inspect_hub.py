@@ -18,11 +18,11 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
-from srt.entrypoints.cli import main
+from srt.checkpoint import hub_headers
+from srt.checkpoint.hub import resolve_model
+from srt.cli.main import main
 from srt.errors import CheckpointError, HubError
-from srt.model_loader import hub_headers
-from srt.model_loader.hub import resolve_model
-from srt.model_loader.inspection import inspect_model
+from srt.inspection.report import inspect_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from srt.configs.generation_config import get_sampling_defaults
+from srt.checkpoint.generation_config import get_sampling_defaults
+from srt.checkpoint.hf_transformers import load_tokenizer
+from srt.cli.main import main
 from srt.configs.model_config import ModelConfig
-from srt.entrypoints.cli import main
 from srt.errors import SrtError
-from srt.model_loader.hf_transformers import load_tokenizer
-from srt.model_loader.inspection import inspect_model
+from srt.inspection.report import inspect_model
 from srt.model_loader.loader import load_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint

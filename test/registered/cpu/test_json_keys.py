@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from srt.entrypoints.cli import main
+from srt.cli.main import main
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer

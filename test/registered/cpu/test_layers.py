@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from srt.configs.kv_layout import KVLayout, get_kv_layout
+from srt.checkpoint.kv_layout import KVLayout, get_kv_layout
 from srt.errors import UnsupportedConfigError
 from srt.layers.activation import SiluAndMul
 from srt.layers.layernorm import RMSNorm

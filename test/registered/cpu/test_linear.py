@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from srt.checkpoint.checkpoint import DTYPES, TensorMeta
+from srt.checkpoint.formats.fp8 import Fp8Config
 from srt.errors import CheckpointError
 from srt.layers.linear import Linear, LinearBase, MergedLinear, QKVLinear
 from srt.layers.parameter import ModelParameter
-from srt.layers.quantization.fp8 import Fp8Config
-from srt.model_loader.checkpoint import DTYPES, TensorMeta
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=4, suite="per-commit")

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 import sgl_kernel
+from srt.cli.main import main
 from srt.configs.model_config import ModelConfig
-from srt.entrypoints.cli import main
 from srt.errors import CheckpointError, SrtError, UnsupportedConfigError
+from srt.layers.weight_utils import pack_weight_
 from srt.model_loader.loader import load_model
-from srt.model_loader.weight_utils import pack_weight_
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 
@@ -240,7 +240,7 @@ def test_structure_is_checked_before_any_value(
     def fail(*_: object) -> None:
         raise AssertionError("a tensor was read")
 
-    monkeypatch.setattr("srt.model_loader.checkpoint.Checkpoint.get", fail)
+    monkeypatch.setattr("srt.checkpoint.checkpoint.Checkpoint.get", fail)
     with pytest.raises(CheckpointError, match="no tensor"):
         load_model(ModelConfig.from_pretrained(path), progress=False)
 

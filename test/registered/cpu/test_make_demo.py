@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from srt.checkpoint.checkpoint import Checkpoint
+from srt.checkpoint.hf_transformers import load_hf_model, load_tokenizer
 from srt.errors import SrtError
-from srt.model_loader.checkpoint import Checkpoint
-from srt.model_loader.hf_transformers import load_hf_model, load_tokenizer
-from srt.quantize.scheme import SCHEMES, quantize_weight
+from srt.layers.quantization.fp8_quantization import SCHEMES, quantize_weight
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=20, suite="per-commit")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from srt.checkpoint.config_files import read_config
 from srt.configs.model_config import ModelConfig
 from srt.errors import CheckpointError, SrtError, UnsupportedConfigError
 from srt.managers.tokenizer import encode, load_tokenizer
-from srt.model_loader.config_files import read_config
 from srt.model_loader.loader import load_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from srt.checkpoint.checkpoint import Checkpoint
 from srt.configs.model_config import ModelConfig
 from srt.layers.linear import Linear, LinearBase
 from srt.layers.quantization.mixed_linear import MixedLinearMethod
-from srt.model_loader.checkpoint import Checkpoint
 from srt.model_loader.loader import load_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, quantize, write_fp8_checkpoint

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from srt.entrypoints.cli import main
+from srt.checkpoint.hf_transformers import load_hf_config, load_hf_model
+from srt.cli.main import main
 from srt.errors import CheckpointError, RequestError
 from srt.managers.tokenizer import encode, encode_chat, load_tokenizer
-from srt.model_loader.hf_transformers import load_hf_config, load_hf_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, write_checkpoint
 from srt.test.tiny_tokenizer import make_tokenizer, write_tokenizer
 
 register_cpu_ci(est_time=20, suite="per-commit")
 
-CLI = "srt.entrypoints.cli generate --prompt a --model"
+CLI = "srt.cli.main generate --prompt a --model"
 ROOT = Path(__file__).parents[3]
 CODE = """
 from pathlib import Path
@@ -128,7 +128,7 @@ def test_yes_on_stdin_is_not_an_answer(place: str, tmp_path: Path, canary: Path)
     done = subprocess.run(
         [
             sys.executable,
-            *f"-m srt.entrypoints.cli generate --prompt a --model {directory}".split(),
+            *f"-m srt.cli.main generate --prompt a --model {directory}".split(),
         ],
         input="y\n" * 20,
         capture_output=True,

@@ -68,7 +68,7 @@ def test_the_command_line_sets_it_before_torch_loads() -> None:
         k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     }
     code = (
-        f"{BUSY}import sys; from srt.entrypoints.cli import main; "
+        f"{BUSY}import sys; from srt.cli.main import main; "
         "assert 'torch' not in sys.modules; "
         "main(['env', '--json'])"
     )

@@ -22,14 +22,15 @@ from torch import Tensor, nn
 
 import sgl_kernel
 from srt import Engine, SamplingParams
-from srt.configs.dtypes import QUANTIZATION_CHOICES
+from srt.checkpoint import fingerprint
+from srt.checkpoint.checkpoint import Checkpoint
+from srt.checkpoint.dtypes import QUANTIZATION_CHOICES
+from srt.checkpoint.writer import CheckpointWriter
+from srt.cli.main import main
 from srt.configs.model_config import ModelConfig
-from srt.entrypoints.cli import main
 from srt.errors import CheckpointError, SrtError
-from srt.model_loader import fingerprint, loader
-from srt.model_loader.checkpoint import Checkpoint
+from srt.model_loader import loader
 from srt.model_loader.loader import load_model
-from srt.model_loader.writer import CheckpointWriter
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import write_fp8_checkpoint
 from srt.test.fp8_formats import FORMATS

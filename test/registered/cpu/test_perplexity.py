@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from srt.cli.main import main
 from srt.configs.model_config import ModelConfig
-from srt.entrypoints.cli import main
 from srt.errors import RequestError
 from srt.managers.tokenizer import encode, load_tokenizer
 from srt.model_executor.model_runner import ModelRunner
-from srt.model_executor.perplexity import compute_perplexity
+from srt.perplexity.perplexity import compute_perplexity
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import (
     TINY_CONFIG,

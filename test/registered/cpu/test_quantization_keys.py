@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from srt.configs import quantization_keys as keys
+from srt.checkpoint import quantization_keys as keys
+from srt.checkpoint.checkpoint import TensorMeta
+from srt.checkpoint.formats import QUANTIZATION_METHODS, get_quantization_config
+from srt.checkpoint.formats.fp8 import Fp8Config
+from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig
+from srt.checkpoint.formats.weight_scales import Layout
+from srt.checkpoint.mistral_form import to_hf_config
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.parameter import WeightScaleParameter
-from srt.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
-from srt.layers.quantization.fp8 import Fp8Config
-from srt.layers.quantization.fp8_checkpoint import Fp8CheckpointConfig
-from srt.layers.quantization.weight_scales import Layout
-from srt.model_loader.checkpoint import TensorMeta
-from srt.model_loader.mistral_form import to_hf_config
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=3, suite="per-commit")

@@ -17,12 +17,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from srt.entrypoints import quantize as command
+from srt.checkpoint.checkpoint import Checkpoint
+from srt.checkpoint.writer import CheckpointWriter, TensorSpec
+from srt.cli import quantize as command
 from srt.errors import CheckpointError, SrtError, UnsupportedConfigError
-from srt.model_loader.checkpoint import Checkpoint
-from srt.model_loader.writer import CheckpointWriter, TensorSpec
+from srt.layers.quantization.fp8_quantization import SCHEMES, quantize_weight
 from srt.quantize.quantizer import quantize_checkpoint
-from srt.quantize.scheme import SCHEMES, quantize_weight
 from srt.test.ci_register import register_cpu_ci
 from srt.utils.directory_replacement import MANIFEST_FILE
 
@@ -392,7 +392,7 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
 import re, sys
 from pathlib import Path
 from srt.quantize.quantizer import quantize_checkpoint
-from srt.quantize.scheme import SCHEMES, quantize_weight
+from srt.layers.quantization.fp8_quantization import SCHEMES, quantize_weight
 import torch
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10

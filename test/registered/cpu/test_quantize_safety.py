@@ -15,13 +15,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from srt.entrypoints.cli import main
+from srt.checkpoint import hub
+from srt.checkpoint.checkpoint import Checkpoint
+from srt.checkpoint.writer import CheckpointWriter
+from srt.cli.main import main
 from srt.errors import CheckpointError, SrtError
-from srt.model_loader import hub
-from srt.model_loader.checkpoint import Checkpoint
-from srt.model_loader.writer import CheckpointWriter
+from srt.layers.quantization.fp8_quantization import SCHEMES
 from srt.quantize.quantizer import quantize_checkpoint
-from srt.quantize.scheme import SCHEMES
 from srt.test.ci_register import register_cpu_ci
 from srt.utils.directory_replacement import MANIFEST_FILE
 
@@ -264,7 +264,7 @@ def test_a_source_that_cannot_be_read(
 INTERRUPTED = """
 import os, signal, sys
 from srt.__main__ import main
-from srt.model_loader.writer import CheckpointWriter
+from srt.checkpoint.writer import CheckpointWriter
 write, count = CheckpointWriter.write, 0
 def interrupted(self, name, tensor):
     global count

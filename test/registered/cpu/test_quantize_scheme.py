@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from srt.entrypoints.quantize import SCHEME_NAMES
-from srt.quantize import scheme as scheme_module
-from srt.quantize.scheme import SCHEMES, compute_scale, quantize_weight
+from srt.cli.quantize import SCHEME_NAMES
+from srt.layers.quantization import fp8_quantization as scheme_module
+from srt.layers.quantization.fp8_quantization import SCHEMES, compute_scale, quantize_weight
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=6, suite="per-commit")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from srt.model_loader.inspection import inspect_model
+from srt.inspection.report import inspect_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG
 

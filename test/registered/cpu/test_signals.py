@@ -49,7 +49,7 @@ def generate(model: str) -> list[str]:
 @pytest.mark.parametrize(
     ("module", "name", "status"),
     [
-        ("srt.entrypoints.cli", "SIGINT", 130),
+        ("srt.cli.main", "SIGINT", 130),
         pytest.param("argparse", "SIGINT", 130, marks=pytest.mark.slow),
         ("numpy", "SIGINT", 130),
         pytest.param("numpy._core._multiarray_umath", "SIGINT", 130, marks=pytest.mark.slow),

@@ -2,9 +2,9 @@
 
 import pytest
 
-from srt.layers.quantization.compressed_tensors import CompressedTensorsConfig
-from srt.layers.quantization.fp8 import Fp8Config
-from srt.layers.quantization.modelopt import ModelOptConfig
+from srt.checkpoint.formats.compressed_tensors import CompressedTensorsConfig
+from srt.checkpoint.formats.fp8 import Fp8Config
+from srt.checkpoint.formats.modelopt import ModelOptConfig
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=2, suite="per-commit")

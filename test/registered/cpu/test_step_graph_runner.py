@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from srt import SamplingParams
+from srt.cli.options import add_engine_options, make_engine
 from srt.configs.model_config import ModelConfig
-from srt.entrypoints.options import add_engine_options, make_engine
 from srt.model_executor.step_graph_runner import StepGraphRunner
 from srt.test.ci_register import register_cpu_ci
 from srt.test.contiguous_runner import ContiguousRunner, DecodeInput, ExtendInput

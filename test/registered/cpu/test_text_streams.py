@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from srt.entrypoints.cli import main
+from srt.cli.main import main
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 from srt.test.tiny_tokenizer import VOCAB_SIZE, make_tokenizer, write_tokenizer
@@ -38,7 +38,7 @@ def srt(
     environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Runs `srt generate`; `redirect` is the shell's."""
-    command = [sys.executable, "-m", "srt.entrypoints.cli", "generate", "--model", model, "--quiet"]
+    command = [sys.executable, "-m", "srt.cli.main", "generate", "--model", model, "--quiet"]
     command += ["--raw", "--max-new-tokens", "2", "--ignore-eos"]
     return subprocess.run(
         ["sh", "-c", f'exec "$@" {redirect}', "sh", *command, *arguments],

@@ -23,7 +23,7 @@ struct Case {
   bool bias = false;
   int64_t block_n = 0;  // of a scale; 0: all of N
   int64_t block_k = 0;  // 0: all of K
-  FloatType out = FloatType::f32;
+  DType out = DType::f32;
   int64_t row_padding = 0;  // elements between rows of mat1 and of out
 };
 
@@ -57,9 +57,9 @@ class Product {
     a.K = case_.K;
     a.mat1 = mat1_.data();
     a.mat1_stride = case_.K + case_.row_padding;
-    a.mat1_type = is_bf16<act_t> ? ActType::bf16 : ActType::fp16;
+    a.mat1_dtype = dtype_of<act_t>;
     a.mat2 = case_.packed ? packed_.data() : weight_.data();
-    a.mat2_type = weight_type(weight_t{});
+    a.mat2_dtype = dtype_of<weight_t>;
     a.is_vnni = case_.packed;
     a.scales = scales_.data();
     a.block_n = block_n();
@@ -67,7 +67,7 @@ class Product {
     a.bias = case_.bias ? bias_.data() : nullptr;
     a.out = out;
     a.out_stride = case_.N + case_.row_padding;
-    a.out_type = case_.out;
+    a.out_dtype = case_.out;
     return a;
   }
 
@@ -107,10 +107,6 @@ class Product {
     const uint8_t code = static_cast<uint8_t>(random);
     w->bits = (code & 0x7F) == 0x7F ? static_cast<uint8_t>(code ^ 1) : code;  // every finite code
   }
-
-  static WeightType weight_type(e4m3_t) { return WeightType::e4m3; }
-  static WeightType weight_type(bf16_t) { return WeightType::bf16; }
-  static WeightType weight_type(fp16_t) { return WeightType::fp16; }
 
   int64_t block_n() const { return case_.block_n == 0 ? case_.N : case_.block_n; }
   int64_t block_k() const { return case_.block_k == 0 ? case_.K : case_.block_k; }

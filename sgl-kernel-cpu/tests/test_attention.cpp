@@ -22,14 +22,6 @@ struct Case {
   bool sinks = false;
 };
 
-template <typename T>
-constexpr ElementType type_of() {
-  return sizeof(T) == 4                   ? ElementType::f32
-         : sizeof(T) == 1                 ? ElementType::e4m3
-         : std::is_same<T, bf16_t>::value ? ElementType::bf16
-                                          : ElementType::fp16;
-}
-
 // Two requests over a cache whose last slot they use; every buffer ends at a guard page.
 template <typename act_t, typename cache_t>
 class Problem {
@@ -67,7 +59,7 @@ class Problem {
     a.head_dim = case_.head_dim;
     a.v_head_dim = case_.v_head_dim;
     a.q = q_.data();
-    a.q_type = a.out_type = type_of<act_t>();
+    a.q_dtype = a.out_dtype = dtype_of<act_t>;
     a.q_token_stride = case_.heads * case_.head_dim;
     a.q_head_stride = case_.head_dim;
     a.out = out_.data();
@@ -152,7 +144,7 @@ class Problem {
   AttentionArgs::Cache side(const GuardedBuffer<cache_t>& buffer, int64_t width, float scale) {
     AttentionArgs::Cache cache;
     cache.data = buffer.data();
-    cache.type = type_of<cache_t>();
+    cache.type = dtype_of<cache_t>;
     cache.slot_stride = case_.kv_heads * width;
     cache.head_stride = width;
     cache.scale = scale;

@@ -55,7 +55,7 @@ TEST(products_match_the_double_reference) {
           c.row_padding = M % 3 == 0 ? 5 : 0;
           for (const bool packed : {true, false}) {
             c.packed = packed;
-            c.out = FloatType::f32;
+            c.out = DType::f32;
             check_case<bf16_t, e4m3_t, float>(tier, c);
             check_case<fp16_t, e4m3_t, float>(tier, c);
             check_case<bf16_t, bf16_t, float>(tier, c);
@@ -63,9 +63,9 @@ TEST(products_match_the_double_reference) {
             check_case<bf16_t, fp16_t, float>(tier, c);
             check_case<fp16_t, fp16_t, float>(tier, c);
           }
-          c.out = FloatType::bf16;
+          c.out = DType::bf16;
           check_case<bf16_t, e4m3_t, bf16_t>(tier, c);
-          c.out = FloatType::fp16;
+          c.out = DType::fp16;
           check_case<fp16_t, bf16_t, fp16_t>(tier, c);
         }
       }
@@ -86,7 +86,7 @@ TEST(blocks_of_rows_and_of_k) {
 }
 
 template <typename bias_t>
-static void check_bias(const std::string& tier, FloatType type, int64_t M) {
+static void check_bias(const std::string& tier, DType type, int64_t M) {
   // Sums are zero, so the output is the bias.
   const Case c{M, 37, 8};
   Product<bf16_t, e4m3_t> product(c, 2);
@@ -98,7 +98,7 @@ static void check_bias(const std::string& tier, FloatType type, int64_t M) {
   GuardedBuffer<float> out(M * c.N);
   GemmArgs args = product.args(out.data());
   args.bias = bias.data();
-  args.bias_type = type;
+  args.bias_dtype = type;
   run_tasks(table_of(tier), args, 1);
   for (int64_t i = 0; i < out.size(); ++i) {
     CHECK(out[i] == to_float(bias[i % c.N]), "%s M=%ld element %ld: expected %g, got %g",
@@ -109,9 +109,9 @@ static void check_bias(const std::string& tier, FloatType type, int64_t M) {
 TEST(bias_of_every_float_type_is_added_exactly) {
   for (const std::string& tier : tiers_under_test()) {
     for (const int64_t M : {1, 7}) {
-      check_bias<float>(tier, FloatType::f32, M);
-      check_bias<bf16_t>(tier, FloatType::bf16, M);
-      check_bias<fp16_t>(tier, FloatType::fp16, M);
+      check_bias<float>(tier, DType::f32, M);
+      check_bias<bf16_t>(tier, DType::bf16, M);
+      check_bias<fp16_t>(tier, DType::fp16, M);
     }
   }
 }
@@ -290,7 +290,7 @@ TEST(batched_products_are_single_products) {
     args.gemm.scales = scales.data();
     args.gemm.block_n = N;
     args.gemm.block_k = K;
-    args.gemm.out_type = FloatType::f32;
+    args.gemm.out_dtype = DType::f32;
     args.gemm.out = batched.data();
     args.gemm.out_stride = B * N;
     const int64_t tasks = bmm_task_count(args);

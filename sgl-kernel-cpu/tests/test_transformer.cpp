@@ -15,14 +15,6 @@ const TransformerKernels& kernels_of(const std::string& tier) {
   return transformer_kernels(choose_tier(tier.c_str(), detect_cpu_features()));
 }
 
-template <typename T>
-constexpr ElementType type_of() {
-  return sizeof(T) == 4                   ? ElementType::f32
-         : sizeof(T) == 1                 ? ElementType::e4m3
-         : std::is_same<T, bf16_t>::value ? ElementType::bf16
-                                          : ElementType::fp16;
-}
-
 // Rounding of a stored number, and where it stops being relative.
 template <typename T>
 double rounding(double x) {
@@ -57,12 +49,12 @@ void check_norm(const std::string& tier, int64_t n, bool add) {
   args.columns = n;
   args.eps = 1e-5f;
   args.input = input.data();
-  args.input_type = type_of<in_t>();
+  args.input_dtype = dtype_of<in_t>;
   args.input_group_stride = args.residual_group_stride = args.out_group_stride = stride;
   args.residual = add ? residual.data() : nullptr;
   args.weight = weight.data();
   args.out = out.data();
-  args.out_type = type_of<out_t>();
+  args.out_dtype = dtype_of<out_t>;
   GuardedBuffer<float> scratch(rms_norm_scratch(args));
   kernels_of(tier).rms_norm(args, {0, kRows}, scratch.data());
   for (int64_t r = 0; r < kRows; ++r) {
@@ -105,10 +97,10 @@ void check_silu(const std::string& tier, int64_t n) {
   args.rows = kRows;
   args.columns = n;
   args.input = input.data();
-  args.input_type = type_of<in_t>();
+  args.input_dtype = dtype_of<in_t>;
   args.input_stride = 2 * n;
   args.out = out.data();
-  args.out_type = type_of<out_t>();
+  args.out_dtype = dtype_of<out_t>;
   kernels_of(tier).silu_and_mul(args, {0, 1});
   kernels_of(tier).silu_and_mul(args, {1, kRows});
   for (int64_t r = 0; r < kRows; ++r) {
@@ -152,11 +144,11 @@ void check_heads(const std::string& tier, int64_t head_dim, int64_t rotary_dim, 
   group.heads = kHeads;
   group.head_dim = head_dim;
   group.src = src.data();
-  group.src_type = type_of<in_t>();
+  group.src_dtype = dtype_of<in_t>;
   group.src_token_stride = token_stride;
   group.src_head_stride = head_dim;
   group.dst = cache.data();
-  group.dst_type = type_of<cache_t>();
+  group.dst_dtype = dtype_of<cache_t>;
   group.dst_token_stride = kHeads * head_dim;
   group.dst_head_stride = head_dim;
   group.dst_slots = slots;

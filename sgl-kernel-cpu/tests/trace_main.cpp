@@ -86,14 +86,14 @@ int main(int argc, char** argv) {
   const float scale = 1.f / 1024.f;
   args.mat1 = mat1.data();
   args.mat1_stride = args.K;
-  args.mat1_type = bf16 ? ActType::bf16 : ActType::fp16;
+  args.mat1_dtype = bf16 ? DType::bf16 : DType::fp16;
   args.mat2 = mat2.data();
   args.scales = &scale;
   args.block_n = args.N;
   args.block_k = args.K;
   args.out = out.data();
   args.out_stride = args.N;
-  args.out_type = bf16 ? FloatType::bf16 : FloatType::fp16;
+  args.out_dtype = args.mat1_dtype;
   const size_t bytes = static_cast<size_t>(round_up(gemm_scratch_bytes(args), 64));
   void* scratch = std::aligned_alloc(64, bytes);
   const KernelTable& table = kernel_table(active_tier());

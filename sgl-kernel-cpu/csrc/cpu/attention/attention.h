@@ -8,8 +8,8 @@
 #pragma once
 
 #include "gemm/gemm.h"
-#include "gemm/packing.h"
-#include "simd/rows.h"
+#include "simd/dtype.h"
+#include "simd/int_math.h"
 
 namespace sgl_kernel {
 
@@ -32,25 +32,25 @@ struct AttentionArgs {
   int64_t v_head_dim = 0;
 
   const void* q = nullptr;  // [tokens, num_heads, head_dim]
-  ElementType q_type = ElementType::f32;
+  DType q_dtype = DType::f32;
   int64_t q_token_stride = 0;
   int64_t q_head_stride = 0;
 
   void* out = nullptr;  // [tokens, num_heads, v_head_dim]
-  ElementType out_type = ElementType::f32;
+  DType out_dtype = DType::f32;
   int64_t out_token_stride = 0;
   int64_t out_head_stride = 0;
 
   // [slots, num_kv_heads, head_dim or v_head_dim]; what is stored is multiplied by the scale.
   struct Cache {
     const void* data = nullptr;
-    ElementType type = ElementType::f32;
+    DType type = DType::f32;
     int64_t slot_stride = 0;
     int64_t head_stride = 0;
     float scale = 1.f;
     // New tokens' rows [tokens, num_kv_heads, ...] where they are not to be taken from the cache.
     const void* fresh = nullptr;
-    ElementType fresh_type = ElementType::f32;
+    DType fresh_dtype = DType::f32;
     int64_t fresh_token_stride = 0;
     int64_t fresh_head_stride = 0;
   };
@@ -70,7 +70,7 @@ struct AttentionArgs {
   float logit_cap = 0.f;        // > 0: scores become cap * tanh(score / cap)
   int64_t sliding_window = 0;   // > 0: a query sees that many tokens, itself included
   const void* sinks = nullptr;  // [num_heads] scores that take weight and add no value, or null
-  ElementType sinks_type = ElementType::f32;
+  DType sinks_dtype = DType::f32;
 
   int64_t turn_bytes = kTurnBytes;  // of partial results of a decode step, see DecodePlan
 

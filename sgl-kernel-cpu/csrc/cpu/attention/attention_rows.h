@@ -75,7 +75,7 @@ static inline void find_queries(const AttentionArgs& args, const Rows& rows) {
     for (int64_t head = 0; head < group; ++head, ++r) {
       rows.first_keys[r] = first_key;
       rows.end_keys[r] = prefix + inside + 1;
-      rows.queries[r] = element_at(args.q, args.q_type, at + head * args.q_head_stride);
+      rows.queries[r] = element_at(args.q, args.q_dtype, at + head * args.q_head_stride);
     }
   }
 }
@@ -90,14 +90,14 @@ static inline void load_queries_of(const AttentionArgs& args, const Rows& rows) 
 }
 
 static inline void load_queries(const AttentionArgs& args, const Rows& rows) {
-  switch (args.q_type) {
-    case ElementType::f32:
+  switch (args.q_dtype) {
+    case DType::f32:
       return load_queries_of<float>(args, rows);
-    case ElementType::bf16:
+    case DType::bf16:
       return load_queries_of<bf16_t>(args, rows);
-    case ElementType::fp16:
+    case DType::fp16:
       return load_queries_of<fp16_t>(args, rows);
-    case ElementType::e4m3:
+    case DType::e4m3:
       return load_queries_of<e4m3_t>(args, rows);
   }
 }
@@ -109,7 +109,7 @@ static inline void find_cached(const AttentionArgs& args, const AttentionArgs::C
                          args.req_pool_indices[request] * args.req_stride + keys.begin;
   const char* base =
       static_cast<const char*>(element_at(cache.data, cache.type, kv_head * cache.head_stride));
-  const int64_t bytes = cache.slot_stride * element_size(cache.type);
+  const int64_t bytes = cache.slot_stride * dtype_bytes(cache.type);
   for (int64_t i = 0; i < keys.count; ++i) found[i] = base + slots[i] * bytes;
 }
 
@@ -122,9 +122,9 @@ SGL_INLINE void find_cached_rows(const AttentionArgs& args, const AttentionArgs:
 
 // The same where new tokens' rows are not to be taken from the cache: a block that has any goes
 // through f32 rows in `staged`.
-static inline ElementType find_rows(const AttentionArgs& args, const AttentionArgs::Cache& cache,
-                                    const Rows& rows, Keys keys, int64_t width, const void** found,
-                                    float* scale) {
+static inline DType find_rows(const AttentionArgs& args, const AttentionArgs::Cache& cache,
+                              const Rows& rows, Keys keys, int64_t width, const void** found,
+                              float* scale) {
   const int64_t prefix = args.seq_lens[rows.request] - args.extend_lens[rows.request];
   const int64_t cached =
       cache.fresh == nullptr ? keys.count : min_i64(keys.count, max_i64(0, prefix - keys.begin));
@@ -142,14 +142,14 @@ static inline ElementType find_rows(const AttentionArgs& args, const AttentionAr
       }
     } else {
       const int64_t at = args.extend_starts[rows.request] + keys.begin + i - prefix;
-      load_row(element_at(cache.fresh, cache.fresh_type,
+      load_row(element_at(cache.fresh, cache.fresh_dtype,
                           at * cache.fresh_token_stride + rows.kv_head * cache.fresh_head_stride),
-               cache.fresh_type, width, row);
+               cache.fresh_dtype, width, row);
     }
     found[i] = row;
   }
   *scale = 1.f;
-  return ElementType::f32;
+  return DType::f32;
 }
 
 // Keys (or values) of a block as f32, times the cache's scale.
@@ -159,13 +159,13 @@ static inline void load_panel(const AttentionArgs& args, const AttentionArgs::Ca
   const void* found[kKeyBlock];
   float scale;
   switch (find_rows(args, cache, rows, keys, width, found, &scale)) {
-    case ElementType::f32:
+    case DType::f32:
       return copy_panel<float>(found, keys.count, width, padded, part, scale, panel);
-    case ElementType::bf16:
+    case DType::bf16:
       return copy_panel<bf16_t>(found, keys.count, width, padded, part, scale, panel);
-    case ElementType::fp16:
+    case DType::fp16:
       return copy_panel<fp16_t>(found, keys.count, width, padded, part, scale, panel);
-    case ElementType::e4m3:
+    case DType::e4m3:
       return copy_panel<e4m3_t>(found, keys.count, width, padded, part, scale, panel);
   }
 }
@@ -193,16 +193,15 @@ static inline void store_total(const float* total, float weight, int64_t n, T* o
   if (c < n) store_first(out + c, mul(load(total + c), factor), n - c);
 }
 
-static inline void store_total(const float* total, float weight, int64_t n, ElementType type,
-                               void* out) {
+static inline void store_total(const float* total, float weight, int64_t n, DType type, void* out) {
   switch (type) {
-    case ElementType::f32:
+    case DType::f32:
       return store_total(total, weight, n, static_cast<float*>(out));
-    case ElementType::bf16:
+    case DType::bf16:
       return store_total(total, weight, n, static_cast<bf16_t*>(out));
-    case ElementType::fp16:
+    case DType::fp16:
       return store_total(total, weight, n, static_cast<fp16_t*>(out));
-    case ElementType::e4m3: {
+    case DType::e4m3: {
       uint8_t* codes = static_cast<uint8_t*>(out);
       for (int64_t i = 0; i < n; ++i) codes[i] = e4m3_code(total[i] * weight);
       return;
@@ -222,7 +221,7 @@ static inline void store_outputs(const AttentionArgs& args, const Rows& rows) {
       float factor = 1.f, sum = rows.total_sum[r];
       if (args.sinks != nullptr) {
         const int64_t at_sink = rows.kv_head * group + head;
-        const float sink = load_element(args.sinks, args.sinks_type, at_sink);
+        const float sink = load_element(args.sinks, args.sinks_dtype, at_sink);
         const float before = rows.total_largest[r];
         const float m = sink > before ? sink : before;
         const float shift = m == minus_infinity() ? 0.f : m;
@@ -230,8 +229,8 @@ static inline void store_outputs(const AttentionArgs& args, const Rows& rows) {
         sum = sum * factor + exp_scalar(sink - shift);
       }
       store_total(rows.total + r * padded, empty ? 0.f : factor / sum, args.v_head_dim,
-                  args.out_type,
-                  element_at(args.out, args.out_type, at + head * args.out_head_stride));
+                  args.out_dtype,
+                  element_at(args.out, args.out_dtype, at + head * args.out_head_stride));
     }
   }
 }

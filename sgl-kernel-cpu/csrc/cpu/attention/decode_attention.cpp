@@ -101,17 +101,17 @@ static DecodeFew decode_few_rows(int64_t rows) {
 // Null: through panels.
 static DecodeFew choose_decode_few(const AttentionArgs& args) {
   if (args.k.type != args.v.type) return nullptr;
-  if (args.k.type == ElementType::e4m3) return decode_few_rows<e4m3_t>(args.group());
+  if (args.k.type == DType::e4m3) return decode_few_rows<e4m3_t>(args.group());
   if (args.k.scale != 1.f || args.v.scale != 1.f) return nullptr;
-  if (args.k.type == ElementType::bf16) return decode_few_rows<bf16_t>(args.group());
-  if (args.k.type == ElementType::fp16) return decode_few_rows<fp16_t>(args.group());
+  if (args.k.type == DType::bf16) return decode_few_rows<bf16_t>(args.group());
+  if (args.k.type == DType::fp16) return decode_few_rows<fp16_t>(args.group());
   return decode_few_rows<float>(args.group());
 }
 
 static void load_query_rows(const AttentionArgs& args, const Rows& rows) {
   find_queries(args, rows);
   for (int64_t r = 0; r < rows.count; ++r) {
-    load_row(rows.queries[r], args.q_type, args.head_dim, rows.q + r * args.head_dim);
+    load_row(rows.queries[r], args.q_dtype, args.head_dim, rows.q + r * args.head_dim);
   }
 }
 

@@ -6,7 +6,7 @@
 // that exist. As each is used, next[i] + offset is asked for.
 #pragma once
 
-#include "gemm/packing.h"
+#include "simd/int_math.h"
 #include "simd/vec_math.h"
 
 namespace sgl_kernel {

@@ -1,31 +1,26 @@
 // Batched products: a caller of the GEMM family, one batch after the other inside a thread's range.
+#include <stdexcept>
+
 #include "gemm/gemm.h"
 
 namespace sgl_kernel {
-namespace {
-
-int64_t element_bytes(FloatType type) {
-  return type == FloatType::f32 ? 4 : 2;
-}
-constexpr int64_t kActBytes = 2;
-
-}  // namespace
-
 void choose_row_block(const KernelTable& table, int64_t threads, GemmArgs* args) {
   constexpr int64_t kTasksPerThread = 4;  // so that all have about as much to do
   // fp16 weights are multiplied without tiles.
-  args->row_block = args->mat2_type == WeightType::fp16 ? kBlockM : table.row_block;
+  args->row_block = args->mat2_dtype == DType::fp16 ? kBlockM : table.row_block;
   if (gemm_task_count(*args) < threads * kTasksPerThread) args->row_block = kBlockM;
 }
 
 void run_gemm(const KernelTable& table, const GemmArgs& args, TaskRange tasks, void* scratch) {
-  switch (args.mat2_type) {
-    case WeightType::e4m3:
+  switch (args.mat2_dtype) {
+    case DType::e4m3:
       return table.gemm_e4m3(args, tasks, scratch);
-    case WeightType::bf16:
+    case DType::bf16:
       return table.gemm_bf16(args, tasks, scratch);
-    case WeightType::fp16:
+    case DType::fp16:
       return table.gemm_fp16(args, tasks, scratch);
+    case DType::f32:
+      throw std::logic_error("no kernel multiplies f32 weights");
   }
 }
 
@@ -36,11 +31,9 @@ void run_bmm(const KernelTable& table, const BmmArgs& args, TaskRange tasks, voi
     const int64_t b = task / per_batch;
     const int64_t batch_end = min_i64((b + 1) * per_batch, tasks.end);
     GemmArgs gemm = args.gemm;
-    gemm.mat1 = static_cast<const char*>(gemm.mat1) + b * args.mat1_batch_stride * kActBytes;
-    gemm.mat2 =
-        static_cast<const char*>(gemm.mat2) + b * gemm.N * gemm.K * element_bytes(gemm.mat2_type);
-    gemm.out =
-        static_cast<char*>(gemm.out) + b * args.out_batch_stride * element_bytes(gemm.out_type);
+    gemm.mat1 = element_at(gemm.mat1, gemm.mat1_dtype, b * args.mat1_batch_stride);
+    gemm.mat2 = element_at(gemm.mat2, gemm.mat2_dtype, b * gemm.N * gemm.K);
+    gemm.out = element_at(gemm.out, gemm.out_dtype, b * args.out_batch_stride);
     if (gemm.scales != nullptr) gemm.scales += b * args.scale_batch_stride;
     run_gemm(table, gemm, {task - b * per_batch, batch_end - b * per_batch}, scratch);
     task = batch_end;

@@ -41,13 +41,15 @@ SGL_INLINE void load_bias_as(const GemmArgs& args, int64_t n0, float* bias) {
 
 // The bias of the 32 columns at n0 in f32, as far as it exists.
 SGL_INLINE void load_bias(const GemmArgs& args, int64_t n0, float* bias) {
-  switch (args.bias_type) {
-    case FloatType::f32:
+  switch (args.bias_dtype) {
+    case DType::f32:
       return load_bias_as<float>(args, n0, bias);
-    case FloatType::bf16:
+    case DType::bf16:
       return load_bias_as<bf16_t>(args, n0, bias);
-    case FloatType::fp16:
+    case DType::fp16:
       return load_bias_as<fp16_t>(args, n0, bias);
+    case DType::e4m3:
+      break;  // no op takes it
   }
 }
 
@@ -98,13 +100,15 @@ SGL_INLINE void copy_add_rows(const GemmArgs& args, LastSegment last, int64_t m0
 template <bool has_bias>
 SGL_INLINE void copy_add_stub(const GemmArgs& args, LastSegment last, int64_t m0, int64_t rows,
                               int64_t n0) {
-  switch (args.out_type) {
-    case FloatType::f32:
+  switch (args.out_dtype) {
+    case DType::f32:
       return copy_add_rows<float, has_bias>(args, last, m0, rows, n0);
-    case FloatType::bf16:
+    case DType::bf16:
       return copy_add_rows<bf16_t, has_bias>(args, last, m0, rows, n0);
-    case FloatType::fp16:
+    case DType::fp16:
       return copy_add_rows<fp16_t, has_bias>(args, last, m0, rows, n0);
+    case DType::e4m3:
+      break;  // no op gives it
   }
 }
 

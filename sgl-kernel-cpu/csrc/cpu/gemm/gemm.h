@@ -12,17 +12,10 @@
 #include <cstdint>
 
 #include "gemm/packing.h"
-#include "simd/types.h"
+#include "simd/dtype.h"
+#include "simd/int_math.h"
 
 namespace sgl_kernel {
-
-enum class ActType : uint8_t { bf16, fp16 };
-enum class WeightType : uint8_t { e4m3, bf16, fp16 };
-enum class FloatType : uint8_t { f32, bf16, fp16 };
-
-SGL_INLINE int64_t element_bytes(WeightType type) {
-  return type == WeightType::e4m3 ? 1 : 2;
-}
 
 struct GemmArgs {
   int64_t M = 0;
@@ -31,10 +24,10 @@ struct GemmArgs {
 
   const void* mat1 = nullptr;  // [M, K] activations, unit stride along K
   int64_t mat1_stride = 0;     // elements from row to row
-  ActType mat1_type = ActType::bf16;
+  DType mat1_dtype = DType::bf16;
 
   const void* mat2 = nullptr;  // [N, K] weight, contiguous
-  WeightType mat2_type = WeightType::e4m3;
+  DType mat2_dtype = DType::e4m3;
   bool is_vnni = true;  // packed by pack_weight_blocks, else row-major
 
   // [ceil(N / block_n), ceil(K / block_k)], contiguous; null: 1.0 everywhere.
@@ -43,11 +36,11 @@ struct GemmArgs {
   int64_t block_k = 0;  // >= 1; K or more: one scale along K
 
   const void* bias = nullptr;  // [N] or null
-  FloatType bias_type = FloatType::f32;
+  DType bias_dtype = DType::f32;
 
   void* out = nullptr;  // [M, N], unit stride along N
   int64_t out_stride = 0;
-  FloatType out_type = FloatType::bf16;
+  DType out_dtype = DType::bf16;
 
   int64_t row_block = 0;  // the most rows that share a decoded panel; 0: kBlockM
 };
@@ -144,7 +137,7 @@ SGL_INLINE int64_t panel_scratch_bytes(const GemmArgs& args, int64_t element) {
 }
 
 SGL_INLINE int64_t gemm_scratch_bytes(const GemmArgs& args) {
-  const int64_t element = element_bytes(args.mat2_type);
+  const int64_t element = dtype_bytes(args.mat2_dtype);
   const int64_t panel = panel_scratch_bytes(args, element);
   return tiny_fits(args, element) ? max_i64(tiny_scratch_bytes(args, element), panel) : panel;
 }

@@ -51,7 +51,7 @@ static void gemm_tasks(const GemmArgs& args, TaskRange tasks, void* scratch_byte
 template <typename packed_t>
 static void gemm_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch) {
   const bool has_bias = args.bias != nullptr;
-  if (args.mat1_type == ActType::bf16) {
+  if (args.mat1_dtype == DType::bf16) {
     has_bias ? gemm_tasks<bf16_t, packed_t, true>(args, tasks, scratch)
              : gemm_tasks<bf16_t, packed_t, false>(args, tasks, scratch);
   } else {

@@ -10,24 +10,11 @@
 
 #include <cstdint>
 
-#include "simd/types.h"
+#include "simd/int_math.h"
 
 namespace sgl_kernel {
 
 constexpr int64_t kBlockN = 32;
-
-SGL_INLINE int64_t min_i64(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
-SGL_INLINE int64_t max_i64(int64_t a, int64_t b) {
-  return a > b ? a : b;
-}
-SGL_INLINE int64_t div_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-SGL_INLINE int64_t round_up(int64_t a, int64_t b) {
-  return div_up(a, b) * b;
-}
 
 // Index of element (n, k) inside a packed [N, K] weight.
 SGL_INLINE int64_t packed_index(int64_t N, int64_t K, int64_t n, int64_t k) {

@@ -11,6 +11,7 @@
 
 #include "dispatch/dispatch.h"
 #include "gemm/gemm.h"
+#include "torch/common.h"
 
 namespace sgl_kernel {
 namespace {
@@ -96,14 +97,14 @@ double kernel_seconds(Tensor out, const Tensor& mat1, const Tensor& mat2, const 
   args.K = mat2.size(1);
   args.mat1 = mat1.const_data_ptr();
   args.mat1_stride = mat1.stride(0);
-  args.mat1_type = mat1.scalar_type() == ScalarType::BFloat16 ? ActType::bf16 : ActType::fp16;
+  args.mat1_dtype = to_dtype(mat1.scalar_type());
   args.mat2 = mat2.const_data_ptr();
   args.scales = static_cast<const float*>(scales2.const_data_ptr());
   args.block_n = args.N;
   args.block_k = args.K;
   args.out = out.mutable_data_ptr();
   args.out_stride = args.N;
-  args.out_type = args.mat1_type == ActType::bf16 ? FloatType::bf16 : FloatType::fp16;
+  args.out_dtype = args.mat1_dtype;
   struct alignas(64) Line {
     char bytes[64];
   };

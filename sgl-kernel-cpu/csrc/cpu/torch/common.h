@@ -6,8 +6,8 @@
 #include <new>
 #include <vector>
 
-#include "gemm/packing.h"
-#include "simd/rows.h"
+#include "simd/dtype.h"
+#include "simd/int_math.h"
 #include "torch/memory.h"
 #include "torch/steps.h"
 
@@ -38,17 +38,17 @@ inline float* row_scratch(int64_t floats) {
   return static_cast<float*>(thread_buffer<RowScratch>(floats * 4));
 }
 
-inline ElementType element_type(ScalarType dtype) {
+inline DType to_dtype(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::BFloat16:
-      return ElementType::bf16;
+      return DType::bf16;
     case ScalarType::Half:
-      return ElementType::fp16;
+      return DType::fp16;
     case ScalarType::Float8_e4m3fn:
     case ScalarType::Byte:  // its codes, moved as bytes
-      return ElementType::e4m3;
+      return DType::e4m3;
     default:
-      return ElementType::f32;
+      return DType::f32;
   }
 }
 

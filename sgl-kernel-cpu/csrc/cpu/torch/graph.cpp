@@ -12,8 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "gemm/packing.h"
+#include "simd/int_math.h"
 #include "torch/c_api.h"
+#include "torch/common.h"
 #include "torch/steps.h"
 
 namespace sgl_kernel {
@@ -104,22 +105,6 @@ void share_step(const Step& step) {
   graph.run(torch::stable::get_num_threads(), run_on_torch_threads);
 }
 
-namespace {
-
-int64_t element_bytes(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float8_e4m3fn:
-      return 1;
-    case ScalarType::BFloat16:
-    case ScalarType::Half:
-      return 2;
-    default:
-      return 4;
-  }
-}
-
-}  // namespace
-
 Tensor new_output(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef sizes,
                   ScalarType dtype) {
   Recording& current = recording();
@@ -129,7 +114,7 @@ Tensor new_output(const Tensor& like, torch::headeronly::IntHeaderOnlyArrayRef s
       note_memory(out);
       return out;
     } catch (const std::exception&) {
-      int64_t bytes = element_bytes(dtype);
+      int64_t bytes = dtype_bytes(to_dtype(dtype));
       for (const int64_t size : sizes) {
         if (__builtin_mul_overflow(bytes, size, &bytes)) bytes = INT64_MAX;
       }

@@ -59,7 +59,7 @@ HeadGroup heads_of(const Checker& check, const Tensor& t, const char* argument, 
   group.heads = dims > 2 ? t.size(dims - 2) : t.size(1) / head_dim;
   group.head_dim = head_dim;
   group.src = t.const_data_ptr();
-  group.src_type = element_type(t.scalar_type());
+  group.src_dtype = to_dtype(t.scalar_type());
   group.src_token_stride = t.stride(0);
   group.src_head_stride = dims > 2 ? t.stride(dims - 2) : head_dim;
   return group;
@@ -69,7 +69,7 @@ void set_rotation(const Checker& check, const Tensor& cos_sin_cache, int64_t hea
                   const Indices& positions, HeadsArgs* args) {
   args->positions = positions.data();
   args->cos_sin = cos_sin_cache.const_data_ptr();
-  args->cos_sin_type = element_type(cos_sin_cache.scalar_type());
+  args->cos_sin_dtype = to_dtype(cos_sin_cache.scalar_type());
   args->cos_sin_stride = cos_sin_cache.stride(0);
   args->rotary_dim = cos_sin_cache.size(1);
   args->is_neox = is_neox;
@@ -90,7 +90,7 @@ void check_cos_sin(const Checker& check, const Tensor& cos_sin_cache) {
 void set_norm(const Checker& check, const Tensor& weight, const char* argument, HeadGroup* group) {
   set_weight(check, weight, argument, group->head_dim, "head_dim");
   group->weight = weight.const_data_ptr();
-  group->weight_type = element_type(weight.scalar_type());
+  group->weight_dtype = to_dtype(weight.scalar_type());
 }
 
 void set_cache(const Checker& check, const Tensor& cache, const char* argument,
@@ -99,7 +99,7 @@ void set_cache(const Checker& check, const Tensor& cache, const char* argument,
   check.size(cache, argument, 2, group->head_dim, "head_dim");
   check.unit_last_stride(cache, argument);
   group->dst = cache.mutable_data_ptr();
-  group->dst_type = element_type(cache.scalar_type());
+  group->dst_dtype = to_dtype(cache.scalar_type());
   group->dst_token_stride = cache.stride(0);
   group->dst_head_stride = cache.stride(1);
   group->dst_slots = slots.data();
@@ -114,8 +114,8 @@ void use_caches(const Tensor& k_cache, const Tensor& v_cache, const HeadsArgs& a
   const bool same_heads =
       (k.src_head_stride == v.src_head_stride && k.dst_head_stride == v.dst_head_stride) ||
       k.heads <= 1;
-  const bool latent = k.src == v.src && k.src_type == v.src_type && k.dst == v.dst &&
-                      k.dst_type == v.dst_type && k.dst_token_stride == v.dst_token_stride &&
+  const bool latent = k.src == v.src && k.src_dtype == v.src_dtype && k.dst == v.dst &&
+                      k.dst_dtype == v.dst_dtype && k.dst_token_stride == v.dst_token_stride &&
                       k.dst_scale == v.dst_scale && k.heads == v.heads &&
                       v.head_dim <= k.head_dim && same_tokens && same_heads;
   memory->writes(k_cache, "k_cache");
@@ -182,7 +182,7 @@ QkvHeads::QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positi
                                                k_cache.size(0), "slots of k_cache"));
   const Indices& checked = *indices_[0];
   const Indices& slots = *indices_[1];
-  const ElementType type = element_type(qkv.scalar_type());
+  const DType type = to_dtype(qkv.scalar_type());
   void* data = qkv.mutable_data_ptr();
   const int64_t heads[3] = {num_heads, num_kv_heads, num_kv_heads};
   const int64_t dims[3] = {head_dim, head_dim, v_head_dim};
@@ -192,7 +192,7 @@ QkvHeads::QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positi
     group.heads = heads[g];
     group.head_dim = dims[g];
     group.src = element_at(data, type, column);
-    group.src_type = type;
+    group.src_dtype = type;
     group.src_token_stride = qkv.stride(0);
     group.src_head_stride = dims[g];
     group.rotate = g < 2;
@@ -200,7 +200,7 @@ QkvHeads::QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positi
   }
   HeadGroup& q = args.groups[0];
   q.dst = data;
-  q.dst_type = type;
+  q.dst_dtype = type;
   q.dst_token_stride = q.src_token_stride;
   q.dst_head_stride = q.src_head_stride;
   set_cache(check, k_cache, "k_cache", slots, k_scale, "k_scale", &args.groups[1]);

@@ -38,7 +38,7 @@ void set_cache_side(const Checker& check, const Tensor& cache, const char* argum
   check.size(cache, argument, 1, num_kv_heads, "heads of k_cache");
   check.unit_last_stride(cache, argument);
   side->data = cache.const_data_ptr();
-  side->type = element_type(cache.scalar_type());
+  side->type = to_dtype(cache.scalar_type());
   side->slot_stride = cache.stride(0);
   side->head_stride = cache.stride(1);
   side->scale = check.number(scale, scale_argument, NumberRange::positive);
@@ -53,7 +53,7 @@ void set_fresh_side(const Checker& check, const Tensor& t, const char* argument,
   check.size(t, argument, 2, head_dim, "head_dim of the cache");
   check.unit_last_stride(t, argument);
   side->fresh = t.const_data_ptr();
-  side->fresh_type = element_type(t.scalar_type());
+  side->fresh_dtype = to_dtype(t.scalar_type());
   side->fresh_token_stride = t.stride(0);
   side->fresh_head_stride = t.stride(1);
 }
@@ -106,7 +106,7 @@ AttentionArgs cache_args(const Checker& check, const Tensor& k_cache, const Tens
     check.size(sinks, "sinks", 0, num_heads, "num_heads");
     check.contiguous(sinks, "sinks");
     args.sinks = sinks.const_data_ptr();
-    args.sinks_type = element_type(sinks.scalar_type());
+    args.sinks_dtype = to_dtype(sinks.scalar_type());
   }
   return args;
 }
@@ -125,11 +125,11 @@ void set_queries(const Checker& check, const Tensor& q, const char* argument, co
   check.unit_last_stride(q, argument);
   check.unit_last_stride(out, out_argument);
   args->q = q.const_data_ptr();
-  args->q_type = element_type(q.scalar_type());
+  args->q_dtype = to_dtype(q.scalar_type());
   args->q_token_stride = q.stride(0);
   args->q_head_stride = q.stride(1);
   args->out = out.mutable_data_ptr();
-  args->out_type = element_type(out.scalar_type());
+  args->out_dtype = to_dtype(out.scalar_type());
   args->out_token_stride = out.stride(0);
   args->out_head_stride = out.stride(1);
 }
@@ -491,7 +491,7 @@ Tensor fused_qkv_attention_cpu(Tensor qkv, const Tensor& positions, const Tensor
   const int64_t shape[2] = {tokens, num_heads * args.v_head_dim};
   Tensor out = new_output(qkv, {shape, 2}, qkv.scalar_type());
   args.q = qkv.const_data_ptr();
-  args.q_type = args.out_type = element_type(qkv.scalar_type());
+  args.q_dtype = args.out_dtype = to_dtype(qkv.scalar_type());
   args.q_token_stride = qkv.stride(0);
   args.q_head_stride = args.head_dim;
   args.out = out.mutable_data_ptr();

@@ -29,30 +29,6 @@ int64_t gemm_grain(const GemmArgs& args) {
   return max_i64(least, kMinWorkPerThread / work);
 }
 
-WeightType weight_type(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::BFloat16:
-      return WeightType::bf16;
-    case ScalarType::Half:
-      return WeightType::fp16;
-    default:
-      return WeightType::e4m3;
-  }
-}
-ActType act_type(ScalarType dtype) {
-  return dtype == ScalarType::BFloat16 ? ActType::bf16 : ActType::fp16;
-}
-FloatType float_type(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::BFloat16:
-      return FloatType::bf16;
-    case ScalarType::Half:
-      return FloatType::fp16;
-    default:
-      return FloatType::f32;
-  }
-}
-
 void check_out_dtype(const Checker& check, ScalarType out_dtype, const Tensor& mat1) {
   if (out_dtype != mat1.scalar_type() && out_dtype != ScalarType::Float) {
     check.fail("out_dtype", "mat1's dtype (" + dtype_name(mat1.scalar_type()) + ") or float32",
@@ -81,11 +57,11 @@ GemmArgs linear_args(const Checker& check, const Tensor& mat1, const Tensor& mat
   GemmArgs args;
   args.N = mat2.size(0);
   args.K = mat2.size(1);
-  args.mat1_type = act_type(mat1.scalar_type());
+  args.mat1_dtype = to_dtype(mat1.scalar_type());
   args.mat2 = mat2.const_data_ptr();
-  args.mat2_type = weight_type(mat2.scalar_type());
+  args.mat2_dtype = to_dtype(mat2.scalar_type());
   args.is_vnni = is_vnni;
-  args.out_type = float_type(out_dtype);
+  args.out_dtype = to_dtype(out_dtype);
   return args;
 }
 
@@ -97,7 +73,7 @@ void set_bias(const Checker& check, const std::optional<Tensor>& bias, GemmArgs*
   check.size(*bias, "bias", 0, args->N, "N of mat2");
   check.contiguous(*bias, "bias");
   args->bias = bias->const_data_ptr();
-  args->bias_type = float_type(bias->scalar_type());
+  args->bias_dtype = to_dtype(bias->scalar_type());
 }
 
 void set_scales(const Tensor& scales, int64_t block_n, int64_t block_k, GemmArgs* args) {
@@ -114,7 +90,7 @@ void run_rows(GemmArgs args) {
   // With several blocks of rows a weight is read several times, and not from end to end.
   const bool in_order = row_block_count(args) == 1;
   const Stream weight{static_cast<const char*>(args.mat2),
-                      args.N * args.K * element_bytes(args.mat2_type)};
+                      args.N * args.K * dtype_bytes(args.mat2_dtype)};
   run_step(
       gemm_task_count(args), gemm_grain(args),
       [table, args, scratch_bytes](TaskRange tasks) {
@@ -130,9 +106,9 @@ Tensor run_linear(GemmArgs args, const Tensor& mat1, ScalarType out_dtype) {
   void* out_rows = out.mutable_data_ptr();
   RowDims({mat1, out}, mat1.dim() - 1).for_each_slab(1, [&](const RowSlab& slab) {
     args.M = slab.rows;
-    args.mat1 = element_at(rows, element_type(mat1.scalar_type()), slab.offsets[0]);
+    args.mat1 = element_at(rows, to_dtype(mat1.scalar_type()), slab.offsets[0]);
     args.mat1_stride = slab.row_strides[0];
-    args.out = element_at(out_rows, element_type(out_dtype), slab.offsets[1]);
+    args.out = element_at(out_rows, to_dtype(out_dtype), slab.offsets[1]);
     args.out_stride = slab.row_strides[1];
     run_rows(args);
   });
@@ -247,16 +223,16 @@ void bmm_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, bool is_vnni,
   gemm.K = mat2.size(2);
   gemm.mat1 = mat1.const_data_ptr();
   gemm.mat1_stride = mat1.stride(1);
-  gemm.mat1_type = act_type(mat1.scalar_type());
+  gemm.mat1_dtype = to_dtype(mat1.scalar_type());
   gemm.mat2 = mat2.const_data_ptr();
-  gemm.mat2_type = weight_type(mat2.scalar_type());
+  gemm.mat2_dtype = to_dtype(mat2.scalar_type());
   gemm.is_vnni = is_vnni;
   gemm.out = out.mutable_data_ptr();
   gemm.out_stride = out.stride(1);
-  gemm.out_type = float_type(out.scalar_type());
+  gemm.out_dtype = to_dtype(out.scalar_type());
 
   // A weight without its scale, or a scale that multiplies nothing, is a caller's mistake.
-  const bool is_fp8 = gemm.mat2_type == WeightType::e4m3;
+  const bool is_fp8 = gemm.mat2_dtype == DType::e4m3;
   if (is_fp8 && !scale.has_value())
     check.fail("scale", "a float32 tensor for float8_e4m3fn mat2", "None");
   if (!is_fp8 && scale.has_value()) {

@@ -29,14 +29,14 @@ void run_rms_norm(const RmsNormArgs& args) {
 void run_norm_slab(RmsNormArgs args, const RowSlab& slab) {
   args.rows = slab.count();
   args.group_rows = slab.rows;
-  args.input = element_at(args.input, args.input_type, slab.offsets[0]);
+  args.input = element_at(args.input, args.input_dtype, slab.offsets[0]);
   args.input_group_stride = slab.group_strides[0];
   args.input_row_stride = slab.row_strides[0];
-  args.out = element_at(args.out, args.out_type, slab.offsets[1]);
+  args.out = element_at(args.out, args.out_dtype, slab.offsets[1]);
   args.out_group_stride = slab.group_strides[1];
   args.out_row_stride = slab.row_strides[1];
   if (args.residual != nullptr) {
-    args.residual = element_at(args.residual, args.residual_type, slab.offsets[2]);
+    args.residual = element_at(args.residual, args.residual_dtype, slab.offsets[2]);
     args.residual_group_stride = slab.group_strides[2];
     args.residual_row_stride = slab.row_strides[2];
   }
@@ -55,15 +55,15 @@ RmsNormArgs norm_args(const Checker& check, const Tensor& input, const Tensor& w
   args.columns = input.size(last);
   args.eps = check.number(eps, "eps", NumberRange::not_negative);
   args.input = input.const_data_ptr();
-  args.input_type = element_type(input.scalar_type());
+  args.input_dtype = to_dtype(input.scalar_type());
   args.weight = weight.const_data_ptr();
-  args.weight_type = element_type(weight.scalar_type());
+  args.weight_dtype = to_dtype(weight.scalar_type());
   return args;
 }
 
 void set_norm_out(const Tensor& out, RmsNormArgs* args) {
   args->out = out.mutable_data_ptr();
-  args->out_type = element_type(out.scalar_type());
+  args->out_dtype = to_dtype(out.scalar_type());
 }
 
 Tensor rmsnorm_cpu(const Tensor& input, const Tensor& weight, double eps,
@@ -89,7 +89,7 @@ RmsNormArgs add_norm_args(const Checker& check, const Tensor& input, const Tenso
   check.size(residual, "residual", input.dim() - 1, args.columns, "N of input");
   check.unit_last_stride(residual, "residual");
   args.residual = residual.mutable_data_ptr();
-  args.residual_type = element_type(residual.scalar_type());
+  args.residual_dtype = to_dtype(residual.scalar_type());
   return args;
 }
 
@@ -147,12 +147,12 @@ Tensor packed_embedding_cpu(const Tensor& indices, const Tensor& weight, bool is
   args.N = weight.size(0);
   args.K = weight.size(1);
   args.table = weight.const_data_ptr();
-  args.table_type = weight.scalar_type() == ScalarType::Half ? WeightType::fp16 : WeightType::bf16;
+  args.table_dtype = to_dtype(weight.scalar_type());
   args.is_vnni = is_vnni;
   const int64_t shape[2] = {tokens, args.K};
   Tensor out = new_output(weight, {shape, 2}, dtype);
   args.out = out.mutable_data_ptr();
-  args.out_type = element_type(dtype);
+  args.out_dtype = to_dtype(dtype);
   run_step(
       tokens, row_grain(args.K),
       [rows, tokens] {
@@ -178,8 +178,8 @@ Tensor silu_and_mul_cpu(const Tensor& input, std::optional<ScalarType> out_dtype
 
   SiluAndMulArgs args;
   args.columns = input.size(last) / 2;
-  args.input_type = element_type(input.scalar_type());
-  args.out_type = element_type(dtype);
+  args.input_dtype = to_dtype(input.scalar_type());
+  args.out_dtype = to_dtype(dtype);
   const std::vector<int64_t> shape = sizes_with_last(input, args.columns);
   Tensor out = new_output(input, {shape.data(), shape.size()}, dtype);
   const void* rows = input.const_data_ptr();
@@ -187,9 +187,9 @@ Tensor silu_and_mul_cpu(const Tensor& input, std::optional<ScalarType> out_dtype
   const auto kernel = kernels().silu_and_mul;
   RowDims({input, out}, last).for_each_slab(1, [&](const RowSlab& slab) {
     args.rows = slab.rows;
-    args.input = element_at(rows, args.input_type, slab.offsets[0]);
+    args.input = element_at(rows, args.input_dtype, slab.offsets[0]);
     args.input_stride = slab.row_strides[0];
-    args.out = element_at(out_rows, args.out_type, slab.offsets[1]);
+    args.out = element_at(out_rows, args.out_dtype, slab.offsets[1]);
     run_step(args.rows, row_grain(4 * args.columns),
              [kernel, args](TaskRange rows) { kernel(args, rows); });
   });
@@ -221,7 +221,7 @@ std::tuple<Tensor, Tensor> topk_softmax_cpu(const Tensor& hidden_states,
   args.topk = topk;
   args.renormalize = renormalize;
   args.gating = gating_output.const_data_ptr();
-  args.gating_type = element_type(gating_output.scalar_type());
+  args.gating_dtype = to_dtype(gating_output.scalar_type());
   args.gating_stride = gating_output.stride(0);
   if (correction_bias.has_value()) {
     check_float_dtype(check, *correction_bias, "correction_bias");
@@ -229,7 +229,7 @@ std::tuple<Tensor, Tensor> topk_softmax_cpu(const Tensor& hidden_states,
     check.size(*correction_bias, "correction_bias", 0, args.experts, "experts of gating_output");
     check.contiguous(*correction_bias, "correction_bias");
     args.bias = correction_bias->const_data_ptr();
-    args.bias_type = element_type(correction_bias->scalar_type());
+    args.bias_dtype = to_dtype(correction_bias->scalar_type());
   }
   const int64_t shape[2] = {args.rows, topk};
   Tensor weights = new_output(gating_output, {shape, 2}, ScalarType::Float);
@@ -283,10 +283,10 @@ class HeadPair {
       for (int g = 0; g < 2; ++g) {
         HeadGroup& group = args.groups[g];
         const Tensor& out = *outs[g];
-        group.src = element_at(group.src, group.src_type, slab.offsets[g]);
+        group.src = element_at(group.src, group.src_dtype, slab.offsets[g]);
         group.src_token_stride = slab.row_strides[g];
-        group.dst_type = group.src_type;
-        group.dst = element_at(out.mutable_data_ptr(), group.dst_type, slab.offsets[2 + g]);
+        group.dst_dtype = group.src_dtype;
+        group.dst = element_at(out.mutable_data_ptr(), group.dst_dtype, slab.offsets[2 + g]);
         group.dst_token_stride = slab.row_strides[2 + g];
         group.dst_head_stride = out.dim() == 2 ? group.head_dim : out.stride(out.dim() - 2);
       }

@@ -30,10 +30,10 @@ static void silu_and_mul_rows(const SiluAndMulArgs& args, TaskRange rows) {
 
 template <typename in_t>
 static void silu_and_mul_of(const SiluAndMulArgs& args, TaskRange rows) {
-  switch (args.out_type) {
-    case ElementType::bf16:
+  switch (args.out_dtype) {
+    case DType::bf16:
       return silu_and_mul_rows<in_t, bf16_t>(args, rows);
-    case ElementType::fp16:
+    case DType::fp16:
       return silu_and_mul_rows<in_t, fp16_t>(args, rows);
     default:
       return silu_and_mul_rows<in_t, float>(args, rows);
@@ -42,10 +42,10 @@ static void silu_and_mul_of(const SiluAndMulArgs& args, TaskRange rows) {
 
 void silu_and_mul_kernel_impl(const SiluAndMulArgs& args, TaskRange rows) {
   const FpEnvGuard fp_env(false);
-  switch (args.input_type) {
-    case ElementType::bf16:
+  switch (args.input_dtype) {
+    case DType::bf16:
       return silu_and_mul_of<bf16_t>(args, rows);
-    case ElementType::fp16:
+    case DType::fp16:
       return silu_and_mul_of<fp16_t>(args, rows);
     default:
       return silu_and_mul_of<float>(args, rows);
@@ -76,10 +76,10 @@ void topk_softmax_kernel_impl(const TopkSoftmaxArgs& args, TaskRange rows, float
   float* choice = args.bias == nullptr ? scratch : scratch + room;  // what the largest is taken of
   const float* bias = nullptr;
   if (args.bias != nullptr) {
-    bias = row_as_f32(args.bias, args.bias_type, args.experts, scratch + 2 * room);
+    bias = row_as_f32(args.bias, args.bias_dtype, args.experts, scratch + 2 * room);
   }
   for (int64_t r = rows.begin; r < rows.end; ++r) {
-    load_row(element_at(args.gating, args.gating_type, r * args.gating_stride), args.gating_type,
+    load_row(element_at(args.gating, args.gating_dtype, r * args.gating_stride), args.gating_dtype,
              args.experts, scratch);
     const float sum = softmax_row(scratch, args.experts);
     if (bias != nullptr) {

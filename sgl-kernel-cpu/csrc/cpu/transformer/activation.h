@@ -1,8 +1,8 @@
 // SwiGLU's gate (Shazeer, 2020) and the router of a mixture of experts.
 #pragma once
 
-#include "gemm/packing.h"
-#include "simd/rows.h"
+#include "simd/dtype.h"
+#include "simd/int_math.h"
 
 namespace sgl_kernel {
 
@@ -12,11 +12,11 @@ struct SiluAndMulArgs {
   int64_t columns = 0;  // of out
 
   const void* input = nullptr;  // [rows, 2 * columns]
-  ElementType input_type = ElementType::f32;
+  DType input_dtype = DType::f32;
   int64_t input_stride = 0;
 
   void* out = nullptr;  // [rows, columns], contiguous
-  ElementType out_type = ElementType::f32;
+  DType out_dtype = DType::f32;
 };
 
 // Softmax over a row's experts, then the topk largest with their indices, largest first; of equal
@@ -29,11 +29,11 @@ struct TopkSoftmaxArgs {
   bool renormalize = false;
 
   const void* gating = nullptr;  // [rows, experts]
-  ElementType gating_type = ElementType::f32;
+  DType gating_dtype = DType::f32;
   int64_t gating_stride = 0;
 
   const void* bias = nullptr;  // [experts] or null
-  ElementType bias_type = ElementType::f32;
+  DType bias_dtype = DType::f32;
 
   float* weights = nullptr;  // [rows, topk]
   int32_t* ids = nullptr;    // [rows, topk]

@@ -18,14 +18,14 @@ void embed_rows_as(const EmbeddingArgs& args, TaskRange tokens) {
 
 template <typename table_t>
 void embed_rows_of(const EmbeddingArgs& args, TaskRange tokens) {
-  switch (args.out_type) {
-    case ElementType::f32:
+  switch (args.out_dtype) {
+    case DType::f32:
       return embed_rows_as<table_t, float>(args, tokens);
-    case ElementType::bf16:
+    case DType::bf16:
       return embed_rows_as<table_t, bf16_t>(args, tokens);
-    case ElementType::fp16:
+    case DType::fp16:
       return embed_rows_as<table_t, fp16_t>(args, tokens);
-    case ElementType::e4m3:
+    case DType::e4m3:
       return embed_rows_as<table_t, e4m3_t>(args, tokens);
   }
 }
@@ -33,8 +33,8 @@ void embed_rows_of(const EmbeddingArgs& args, TaskRange tokens) {
 }  // namespace
 
 void embed_rows(const EmbeddingArgs& args, TaskRange tokens) {
-  args.table_type == WeightType::fp16 ? embed_rows_of<fp16_t>(args, tokens)
-                                      : embed_rows_of<bf16_t>(args, tokens);
+  args.table_dtype == DType::fp16 ? embed_rows_of<fp16_t>(args, tokens)
+                                  : embed_rows_of<bf16_t>(args, tokens);
 }
 
 }  // namespace sgl_kernel

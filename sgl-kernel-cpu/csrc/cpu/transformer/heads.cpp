@@ -51,7 +51,7 @@ void heads_kernel_impl(const HeadsArgs& args, TaskRange tokens, float* scratch) 
   for (int64_t g = 0; g < args.group_count; ++g) {
     const HeadGroup& group = args.groups[g];
     if (group.weight == nullptr) continue;
-    weights[g] = row_as_f32(group.weight, group.weight_type, group.head_dim, room);
+    weights[g] = row_as_f32(group.weight, group.weight_dtype, group.head_dim, room);
     room += round_up(group.head_dim, 16);
   }
   float* angles = room;
@@ -62,24 +62,24 @@ void heads_kernel_impl(const HeadsArgs& args, TaskRange tokens, float* scratch) 
     const float* cos = nullptr;
     if (args.positions != nullptr) {
       const void* row =
-          element_at(args.cos_sin, args.cos_sin_type, args.positions[t] * args.cos_sin_stride);
-      cos = row_as_f32(row, args.cos_sin_type, args.rotary_dim, angles);
+          element_at(args.cos_sin, args.cos_sin_dtype, args.positions[t] * args.cos_sin_stride);
+      cos = row_as_f32(row, args.cos_sin_dtype, args.rotary_dim, angles);
     }
     for (int64_t g = 0; g < args.group_count; ++g) {
       const HeadGroup& group = args.groups[g];
       const int64_t place = group.dst_slots == nullptr ? t : group.dst_slots[t];
       for (int64_t h = 0; h < group.heads; ++h) {
-        const void* src = element_at(group.src, group.src_type,
+        const void* src = element_at(group.src, group.src_dtype,
                                      t * group.src_token_stride + h * group.src_head_stride);
-        void* dst = element_at(group.dst, group.dst_type,
+        void* dst = element_at(group.dst, group.dst_dtype,
                                place * group.dst_token_stride + h * group.dst_head_stride);
         const bool copies = weights[g] == nullptr && !group.rotate && group.dst_scale == 1.f &&
                             group.position_scale == nullptr;
-        if (copies && group.src_type == group.dst_type) {
-          memmove(dst, src, static_cast<size_t>(group.head_dim * element_size(group.src_type)));
+        if (copies && group.src_dtype == group.dst_dtype) {
+          memmove(dst, src, static_cast<size_t>(group.head_dim * dtype_bytes(group.src_dtype)));
           continue;
         }
-        load_row(src, group.src_type, group.head_dim, x);
+        load_row(src, group.src_dtype, group.head_dim, x);
         if (weights[g] != nullptr) rms_norm_row(x, weights[g], group.head_dim, args.eps);
         if (group.rotate) {
           (args.is_neox ? rotate_neox : rotate_interleaved)(x, cos, cos + half, half);
@@ -88,7 +88,7 @@ void heads_kernel_impl(const HeadsArgs& args, TaskRange tokens, float* scratch) 
           scale_row(x, group.head_dim, group.position_scale[args.positions[t]]);
         }
         if (group.dst_scale != 1.f) divide_row(x, group.head_dim, group.dst_scale);
-        store_row(x, group.head_dim, group.dst_type, dst);
+        store_row(x, group.head_dim, group.dst_dtype, dst);
       }
     }
   }

@@ -2,8 +2,8 @@
 // norm of each head (Qwen3), rotary position embedding (Su et al., 2021), the KV cache.
 #pragma once
 
-#include "gemm/packing.h"
-#include "simd/rows.h"
+#include "simd/dtype.h"
+#include "simd/int_math.h"
 
 namespace sgl_kernel {
 
@@ -14,19 +14,19 @@ struct HeadGroup {
   int64_t head_dim = 0;
 
   const void* src = nullptr;
-  ElementType src_type = ElementType::f32;
+  DType src_dtype = DType::f32;
   int64_t src_token_stride = 0;
   int64_t src_head_stride = 0;
 
   void* dst = nullptr;  // may be src
-  ElementType dst_type = ElementType::f32;
+  DType dst_dtype = DType::f32;
   int64_t dst_token_stride = 0;
   int64_t dst_head_stride = 0;
   const int64_t* dst_slots = nullptr;  // [tokens] places in dst, or null: token t goes to place t
   float dst_scale = 1.f;               // what is stored is the number divided by this
 
   const void* weight = nullptr;  // [head_dim] of the norm, or null: no norm
-  ElementType weight_type = ElementType::f32;
+  DType weight_dtype = DType::f32;
   bool rotate = false;
   const float* position_scale = nullptr;  // [position] factors after the rotation, or null: none
 };
@@ -41,7 +41,7 @@ struct HeadsArgs {
   // i < rotary_dim / 2; elements from rotary_dim on stay as they are.
   const int64_t* positions = nullptr;  // [tokens]
   const void* cos_sin = nullptr;       // [position, rotary_dim]: cosines, then sines
-  ElementType cos_sin_type = ElementType::f32;
+  DType cos_sin_dtype = DType::f32;
   int64_t cos_sin_stride = 0;
   int64_t rotary_dim = 0;
   bool is_neox = true;

@@ -18,10 +18,10 @@ struct NormRow {
 
   // x = columns [begin, begin + n) of input (+ residual).
   SGL_MEMBER void load(int64_t begin, int64_t n) const {
-    load_row(element_at(input, args.input_type, begin), args.input_type, n, x);
+    load_row(element_at(input, args.input_dtype, begin), args.input_dtype, n, x);
     if (residual == nullptr) return;
     const float* before =
-        row_as_f32(element_at(residual, args.residual_type, begin), args.residual_type, n, other);
+        row_as_f32(element_at(residual, args.residual_dtype, begin), args.residual_dtype, n, other);
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) {
       store(x + i, add(SGL_TIER::load(before + i), SGL_TIER::load(x + i)));
@@ -32,10 +32,10 @@ struct NormRow {
   // Those columns of residual and out.
   SGL_MEMBER void finish(int64_t begin, int64_t n, float factor, const float* weight) const {
     if (residual != nullptr) {
-      store_row(x, n, args.residual_type, element_at(residual, args.residual_type, begin));
+      store_row(x, n, args.residual_dtype, element_at(residual, args.residual_dtype, begin));
     }
     scale_by_weight(x, factor, weight, n);
-    store_row(x, n, args.out_type, element_at(out, args.out_type, begin));
+    store_row(x, n, args.out_dtype, element_at(out, args.out_dtype, begin));
   }
 };
 
@@ -46,19 +46,19 @@ void rms_norm_kernel_impl(const RmsNormArgs& args, TaskRange rows, float* scratc
   const bool whole = n <= piece;
   float* room = scratch + 2 * piece;
   const float* weight = nullptr;
-  if (whole) weight = row_as_f32(args.weight, args.weight_type, n, room);
+  if (whole) weight = row_as_f32(args.weight, args.weight_dtype, n, room);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const int64_t group = r / args.group_rows, inside = r % args.group_rows;
     void* residual = nullptr;
     if (args.residual != nullptr) {
-      residual = element_at(args.residual, args.residual_type,
+      residual = element_at(args.residual, args.residual_dtype,
                             group * args.residual_group_stride + inside * args.residual_row_stride);
     }
     const NormRow row{args,
-                      element_at(args.input, args.input_type,
+                      element_at(args.input, args.input_dtype,
                                  group * args.input_group_stride + inside * args.input_row_stride),
                       residual,
-                      element_at(args.out, args.out_type,
+                      element_at(args.out, args.out_dtype,
                                  group * args.out_group_stride + inside * args.out_row_stride),
                       scratch,
                       scratch + piece};
@@ -75,9 +75,9 @@ void rms_norm_kernel_impl(const RmsNormArgs& args, TaskRange rows, float* scratc
     for (int64_t i = 0; i < n; i += piece) {
       const int64_t count = min_i64(piece, n - i);
       row.load(i, count);
-      row.finish(
-          i, count, factor,
-          row_as_f32(element_at(args.weight, args.weight_type, i), args.weight_type, count, room));
+      row.finish(i, count, factor,
+                 row_as_f32(element_at(args.weight, args.weight_dtype, i), args.weight_dtype, count,
+                            room));
     }
   }
 }

@@ -2,8 +2,8 @@
 // residual stream before it.
 #pragma once
 
-#include "gemm/packing.h"
-#include "simd/rows.h"
+#include "simd/dtype.h"
+#include "simd/int_math.h"
 
 namespace sgl_kernel {
 
@@ -17,20 +17,20 @@ struct RmsNormArgs {
   float eps = 0.f;
 
   const void* input = nullptr;
-  ElementType input_type = ElementType::f32;
+  DType input_dtype = DType::f32;
   int64_t input_group_stride = 0;
   int64_t input_row_stride = 0;
 
   void* residual = nullptr;  // or null
-  ElementType residual_type = ElementType::f32;
+  DType residual_dtype = DType::f32;
   int64_t residual_group_stride = 0;
   int64_t residual_row_stride = 0;
 
   const void* weight = nullptr;  // [columns]
-  ElementType weight_type = ElementType::f32;
+  DType weight_dtype = DType::f32;
 
   void* out = nullptr;
-  ElementType out_type = ElementType::f32;
+  DType out_dtype = DType::f32;
   int64_t out_group_stride = 0;
   int64_t out_row_stride = 0;
 

@@ -6,7 +6,7 @@ a bug and keeps its traceback.
 
 from pathlib import Path
 
-from srt.utils.control_characters import escape_controls
+from srt.control_characters import escape_controls
 
 # Longest message: what a hostile file holds may be quoted in it.
 _MAX_MESSAGE = 2000

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from srt.utils.control_characters import escape_controls
+from srt.control_characters import escape_controls
 
 # Wider than any table: without a terminal nothing has to fit into a line, and what reads the lines
 # wants them whole.

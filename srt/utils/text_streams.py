@@ -8,7 +8,7 @@ import sys
 from typing import TextIO
 
 from srt.errors import RequestError, SrtError
-from srt.utils.control_characters import escape_controls
+from srt.control_characters import escape_controls
 
 
 def prepare_streams() -> None:

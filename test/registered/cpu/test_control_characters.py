@@ -14,7 +14,7 @@ from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 from srt.test.tiny_tokenizer import VOCAB_SIZE, make_tokenizer, write_tokenizer
 from srt.utils.console import make_console
-from srt.utils.control_characters import escape_controls
+from srt.control_characters import escape_controls
 
 register_cpu_ci(est_time=4, suite="per-commit")
 

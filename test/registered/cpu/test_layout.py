@@ -1,0 +1,130 @@
+"""The floors that docs/architecture.md draws hold."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from srt.test.ci_register import register_cpu_ci
+
+register_cpu_ci(est_time=3, suite="per-commit")
+
+ROOT = Path(__file__).resolve().parents[3]
+DRAWING = "docs/architecture.md"
+Graph = dict[str, set[str]]
+
+
+def module_name(file: Path, base: Path) -> str:
+    parts = file.relative_to(base).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(file: Path) -> Iterator[tuple[str, str]]:
+    """What a file imports, wherever in it: the module, and the name taken from it or nothing."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{file}: a relative import"
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def read_graph(package: Path) -> Graph:
+    """Imports of each module of a package: its own modules by their names, others by the name of
+    their package.
+    """
+    files = {module_name(file, package.parent): file for file in package.rglob("*.py")}
+    graph: Graph = {}
+    for module, file in files.items():
+        found = graph[module] = set()
+        for source, name in imported(file):
+            own = next((n for n in (f"{source}.{name}", source) if n in files), None)
+            found.add(own or source.partition(".")[0])
+    return graph
+
+
+def reachable(graph: Graph, start: str) -> set[str]:
+    found, new = {start}, [start]
+    while new:
+        ahead = graph.get(new.pop(), set()) - found
+        found |= ahead
+        new += ahead
+    return found
+
+
+def floors() -> dict[str, int]:
+    """The height of each folder and file of srt in the drawing; the lowest line is 0."""
+    text = (ROOT / DRAWING).read_text().partition("\n### The floors\n")[2]
+    block = re.search(r"(?:^ {4}.*\n)+", text, re.MULTILINE)
+    assert block is not None
+    lines = [re.findall(r"\w+(?:/|\.py)", line) for line in block[0].splitlines()]
+    names = [name for line in lines for name in line]
+    assert len(set(names)) == len(names)
+    return {name: height for height, line in enumerate(reversed(lines)) for name in line}
+
+
+def place(module: str) -> str:
+    """The folder or file of the drawing that a module of srt belongs to."""
+    parts = module.split(".")[1:] or ["__init__"]
+    is_folder = len(parts) > 1 or (ROOT / "srt" / parts[0]).is_dir()
+    return f"{parts[0]}/" if is_folder else f"{parts[0]}.py"
+
+
+SRT = read_graph(ROOT / "srt")
+KERNELS = read_graph(ROOT / "sgl-kernel-cpu" / "sgl_kernel")
+# What the wheel holds.
+PRODUCT = {module: found for module, found in SRT.items() if place(module) != "test/"}
+
+
+def test_the_drawing_has_every_place_of_srt() -> None:
+    assert {place(module) for module in PRODUCT} == set(floors())
+
+
+def test_imports_go_down() -> None:
+    """From a floor to a lower one, never to another place on the same; also inside functions and
+    for types only.
+    """
+    heights = floors()
+    up = {
+        f"{module} -> {target}"
+        for module, targets in PRODUCT.items()
+        for target in targets & PRODUCT.keys()
+        if place(module) != place(target) and heights[place(target)] >= heights[place(module)]
+    }
+    assert sorted(up) == sorted(STILL_UP & up)
+
+
+# To be emptied.
+STILL_UP = {
+    "srt.checkpoint.formats -> srt.layers.quantization.base_config",
+    "srt.checkpoint.formats.fp8_checkpoint -> srt.layers.quantization.base_config",
+    "srt.checkpoint.formats.fp8_checkpoint -> srt.layers.quantization.mixed_linear",
+    "srt.checkpoint.formats.online_fp8 -> srt.layers.quantization.base_config",
+    "srt.checkpoint.formats.online_fp8 -> srt.layers.quantization.fp8_quantization",
+    "srt.checkpoint.formats.online_fp8 -> srt.layers.quantization.online_fp8_linear",
+    "srt.checkpoint.formats.online_fp8 -> srt.layers.quantization.unquant",
+    "srt.checkpoint.generation_config -> srt.sampling.sampling_params",
+    "srt.configs.model_config -> srt.layers.quantization.base_config",
+    "srt.cli.main -> srt.__main__",
+}
+
+
+@pytest.mark.parametrize("graph", [SRT, KERNELS], ids=["srt", "sgl_kernel"])
+def test_no_circle_of_files(graph: Graph) -> None:
+    circles = {
+        frozenset(other for other in reachable(graph, module) if module in reachable(graph, other))
+        for module in graph
+    }
+    found = [sorted(circle) for circle in circles if len(circle) > 1]
+    assert found == [["srt.__main__", "srt.cli.main"]] * len(found)
+
+
+def test_packages_know_each_other_in_one_direction() -> None:
+    assert not {"srt"} & set().union(*KERNELS.values())
+    users = {place(module) for module, found in SRT.items() if "sgl_kernel" in found}
+    assert "layers/" in users
+    assert not [module for module, found in PRODUCT.items() if found & {"test"}]
+    tests = SRT.keys() - PRODUCT.keys()
+    assert tests and not [module for module, found in PRODUCT.items() if found & tests]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from srt.entrypoints.outputs import GenerateChunk
 from srt.errors import EngineStateError, SrtError
-from srt.managers.schedule_batch import Progress, Req
+from srt.managers.schedule_batch import Req, ReqUpdate
 from srt.managers.scheduler import Scheduler
 from srt.utils.exclusive import Exclusive
 
@@ -22,7 +22,7 @@ class ChunkRouter:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler: Scheduler | None = scheduler
-        self._unclaimed: deque[Progress] = deque()
+        self._unclaimed: deque[ReqUpdate] = deque()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -48,11 +48,11 @@ class ChunkRouter:
         """Chunks of requests without a stream, once."""
         chunks = []
         last = None
-        for news in list(self._unclaimed):
+        for update in list(self._unclaimed):
             # What comes twice in a row is one whose delivery was interrupted.
-            if news is not last:
-                chunks.append(GenerateChunk.from_progress(news, 0))
-            last = news
+            if update is not last:
+                chunks.append(GenerateChunk.from_update(update, 0))
+            last = update
         self._unclaimed.clear()
         return chunks
 
@@ -65,14 +65,14 @@ class ChunkRouter:
         """Lets go of the scheduler. A pass that runs in another thread ends first."""
         self._scheduler = None
 
-    def _deliver(self, news: Progress) -> None:
-        if news.req.reader is None:
-            self._unclaimed.append(news)
+    def _deliver(self, update: ReqUpdate) -> None:
+        if update.req.reader is None:
+            self._unclaimed.append(update)
             return
-        stream = news.req.reader()
+        stream = update.req.reader()
         # Whoever dropped the stream does not want the rest of it.
         if stream is not None:
-            stream.put(news)
+            stream.put(update)
 
 
 class ChunkStream(Iterator[GenerateChunk]):
@@ -94,8 +94,8 @@ class ChunkStream(Iterator[GenerateChunk]):
         self._router = router
         self._raise_errors = raise_errors
         self._exclusive = Exclusive("the stream")
-        self._news: deque[Progress] = deque()
-        self._last_read: Progress | None = None
+        self._unread: deque[ReqUpdate] = deque()
+        self._last_read: ReqUpdate | None = None
         self._is_closed = False
         self._index = {req: i for i, req in enumerate(reqs)}
         self._open = set(reqs)  # whose last chunk has not been read
@@ -104,9 +104,9 @@ class ChunkStream(Iterator[GenerateChunk]):
             req.reader = reader
         router.scheduler.add(reqs)
 
-    def put(self, news: Progress) -> None:
-        """Takes what a pass brought."""
-        self._news.append(news)
+    def put(self, update: ReqUpdate) -> None:
+        """Takes an update of one of its requests."""
+        self._unread.append(update)
 
     def __next__(self) -> GenerateChunk:
         """The next chunk.
@@ -124,19 +124,19 @@ class ChunkStream(Iterator[GenerateChunk]):
 
     def _next(self) -> GenerateChunk:
         while self._open and not self._is_closed:
-            if not self._news:
+            if not self._unread:
                 self._router.pump()
                 continue
             _ = self._router.scheduler  # not after the engine is shut down
-            news = self._news[0]
+            update = self._unread[0]
             # What comes twice is one whose delivery was interrupted.
             chunk = None
-            if news is not self._last_read:
-                chunk = GenerateChunk.from_progress(news, self._index[news.req])
-            self._last_read = news
-            if news.is_last:
-                self._open.discard(news.req)
-            self._news.popleft()
+            if update is not self._last_read:
+                chunk = GenerateChunk.from_update(update, self._index[update.req])
+            self._last_read = update
+            if update.is_last:
+                self._open.discard(update.req)
+            self._unread.popleft()
             if chunk is not None:
                 return chunk
         raise StopIteration

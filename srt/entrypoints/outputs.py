@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from srt.managers.schedule_batch import Progress, Req, RequestId
+from srt.managers.schedule_batch import Req, RequestId, ReqUpdate
 from srt.sampling.logprobs import TokenLogprob
 
 
@@ -105,14 +105,14 @@ class GenerateChunk:
     output: GenerateOutput | None
 
     @classmethod
-    def from_progress(cls, progress: Progress, index: int) -> "GenerateChunk":
-        """What news of a request brings to the caller that knows the request by `index`."""
-        req = progress.req
+    def from_update(cls, update: ReqUpdate, index: int) -> "GenerateChunk":
+        """What the caller that knows the request by `index` gets of an update."""
+        req = update.req
         return cls(
             rid=req.rid,
             index=index,
-            token_id=progress.token_id,
-            text=progress.text,
-            logprob=progress.logprob,
-            output=GenerateOutput.from_req(req) if progress.is_last else None,
+            token_id=update.token_id,
+            text=update.text,
+            logprob=update.logprob,
+            output=GenerateOutput.from_req(req) if update.is_last else None,
         )

@@ -1,4 +1,4 @@
-"""What a pass brings: from requests to their :class:`Progress`, without changing any of them.
+"""Computes a pass: from requests to a :class:`ReqUpdate` for each, without changing any of them.
 
 Whatever fails here fails for one request, which ends with its error; to the others it is as if the
 failing one had not been there, since what a request gets does not depend on what runs with it.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from srt.errors import SrtError
-from srt.managers.schedule_batch import Progress, Req
+from srt.managers.schedule_batch import Req, ReqUpdate
 from srt.model_executor.model_runner import ExtendInput, ModelRunner
 from srt.sampling.logprobs import TokenLogprob, token_logprobs
 from srt.sampling.sampler import sample
@@ -23,7 +23,7 @@ Part = tuple[Req, ExtendInput]
 T = TypeVar("T", Req, Part)
 
 
-def failed(req: Req, error: Exception) -> Progress:
+def failed(req: Req, error: Exception) -> ReqUpdate:
     """The end of a request by an error."""
     if not isinstance(error, SrtError):
         logger.error("%s failed", req.label, exc_info=error)
@@ -43,18 +43,18 @@ class ForwardPass:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
 
-    def extend(self, parts: Sequence[Part]) -> list[Progress]:
+    def extend(self, parts: Sequence[Part]) -> list[ReqUpdate]:
         """Computes prompt tokens; a request all of whose tokens are computed gets its next one."""
         return _isolated(self._extend, parts, lambda part: part[0])
 
-    def decode(self, reqs: Sequence[Req]) -> list[Progress]:
+    def decode(self, reqs: Sequence[Req]) -> list[ReqUpdate]:
         """Computes the last token of each request and chooses its next one."""
         return _isolated(self._decode, reqs, lambda req: req)
 
-    def _extend(self, parts: Sequence[Part]) -> list[Progress]:
+    def _extend(self, parts: Sequence[Part]) -> list[ReqUpdate]:
         logits = self._runner.extend([part for _, part in parts])
-        progress: list[Progress] = []
-        chosen: list[Progress] = []  # what is known so far of those that get a token
+        updates: list[ReqUpdate] = []
+        chosen: list[ReqUpdate] = []  # what is known so far of those that get a token
         rows: list[int] = []
         end = 0
         for req, part in parts:
@@ -62,33 +62,33 @@ class ForwardPass:
             try:
                 logprobs = _prompt_logprobs(req, logits[start:end]) if part.all_logits else ()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
-                progress.append(failed(req, error))
+                updates.append(failed(req, error))
                 continue
-            one = Progress(req, computed=len(part.token_ids), prompt_logprobs=logprobs)
+            one = ReqUpdate(req, computed=len(part.token_ids), prompt_logprobs=logprobs)
             if part.prefix_len + one.computed < req.seq_len:
-                progress.append(one)
+                updates.append(one)
             else:
                 chosen.append(one)
                 rows.append(end - 1)
         if chosen:
             if len(rows) != logits.shape[0]:
                 logits = logits[torch.tensor(rows)]
-            progress += self._choose(logits, chosen)
-        return progress
+            updates += self._choose(logits, chosen)
+        return updates
 
-    def _decode(self, reqs: Sequence[Req]) -> list[Progress]:
+    def _decode(self, reqs: Sequence[Req]) -> list[ReqUpdate]:
         logits = self._runner.decode(
             [req.output_ids[-1] for req in reqs],
-            [req.row for req in reqs if req.row is not None],
+            [req.req_pool_idx for req in reqs if req.req_pool_idx is not None],
             [req.seq_len for req in reqs],
         )
-        return self._choose(logits, [Progress(req, computed=1) for req in reqs])
+        return self._choose(logits, [ReqUpdate(req, computed=1) for req in reqs])
 
-    def _choose(self, logits: Tensor, computed: Sequence[Progress]) -> list[Progress]:
+    def _choose(self, logits: Tensor, computed: Sequence[ReqUpdate]) -> list[ReqUpdate]:
         """Adds the next token to what a pass has computed; `logits` has a row for each."""
         eos = self._runner.config.eos_token_ids
         tokens = _sample(logits, [one.req for one in computed], eos)
-        progress = []
+        updates = []
         for row, (one, token) in enumerate(zip(computed, tokens, strict=True)):
             req = one.req
             try:
@@ -103,17 +103,17 @@ class ForwardPass:
                 if req.params.return_logprob:
                     top = req.params.top_logprobs_num
                     logprob = token_logprobs(logits[row : row + 1], [token], top)[0]
-                progress.append(req.next_token(one, token, eos, logprob))
+                updates.append(req.next_token(one, token, eos, logprob))
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
-                progress.append(failed(req, error))
-        return progress
+                updates.append(failed(req, error))
+        return updates
 
 
 def _isolated(
-    compute: Callable[[Sequence[T]], list[Progress]],
+    compute: Callable[[Sequence[T]], list[ReqUpdate]],
     items: Sequence[T],
     request_of: Callable[[T], Req],
-) -> list[Progress]:
+) -> list[ReqUpdate]:
     """Computes all together; if that fails, each alone, so that only those fail that do alone."""
     try:
         return compute(items)

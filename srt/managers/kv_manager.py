@@ -18,8 +18,8 @@ class KVManager:
     Of a running request's slots the first `tree_len` belong to the prefix tree, where the request
     locks them; the others are its own.
 
-    The books are a cache of what could be computed again. So what fails or is interrupted in the
-    middle of a change needs no way back: :meth:`reset` begins new ones.
+    All of it could be computed again. So what fails or is interrupted in the middle of a change
+    needs no undo: :meth:`reset` begins with an empty cache.
 
     Args:
         runner: Whose cache it is.
@@ -96,7 +96,7 @@ class KVManager:
         assert row is not None, "the caller has asked has_row"
         self._rows.table[row, :matched] = prefix
         self._rows.table[row, matched : matched + needed] = slots
-        req.row, req.last_node = row, node
+        req.req_pool_idx, req.last_node = row, node
         req.kv_len = req.tree_len = matched
         req.allocated_len = matched + needed
         if req.started_at == 0:
@@ -115,14 +115,14 @@ class KVManager:
         growing = _to_grow(reqs)
         slots = self._alloc(len(growing))
         for req, slot in zip(growing, slots.tolist(), strict=True):
-            self._rows.table[req.row, req.kv_len] = slot
+            self._rows.table[req.req_pool_idx, req.kv_len] = slot
             req.allocated_len = req.kv_len + 1
 
     def share(self, req: Req) -> None:
         """Lets the tree have what a running request has computed, for others with its prefix."""
         if self._tree is None:
             return
-        row = self._rows.table[req.row]
+        row = self._rows.table[req.req_pool_idx]
         key = req.token_ids[: req.kv_len]
         own = row[req.tree_len : req.kv_len].copy()
         existing, node = self._tree.insert(key, row[: req.kv_len])
@@ -137,18 +137,18 @@ class KVManager:
             self._allocator.free(own[: existing - old_len])
 
     def release(self, req: Req) -> None:
-        """Takes row and slots of a request that ends or steps back; the tree keeps what was
+        """Takes row and slots of a request that ends or is retracted; the tree keeps what was
         computed.
         """
-        row = self._rows.table[req.row]
+        row = self._rows.table[req.req_pool_idx]
         own = row[req.tree_len if self._tree is None else req.kv_len : req.allocated_len].copy()
         if self._tree is not None:
             self.share(req)
             assert req.last_node is not None
             self._tree.dec_lock_ref(req.last_node)
         self._allocator.free(own)
-        assert req.row is not None
-        self._rows.free(req.row)
+        assert req.req_pool_idx is not None
+        self._rows.free(req.req_pool_idx)
         _forget_cache(req)
 
     def _skips_tree(self, req: Req) -> bool:
@@ -169,5 +169,5 @@ def _to_grow(reqs: list[Req]) -> list[Req]:
 
 
 def _forget_cache(req: Req) -> None:
-    req.row = req.last_node = None
+    req.req_pool_idx = req.last_node = None
     req.kv_len = req.tree_len = req.allocated_len = 0

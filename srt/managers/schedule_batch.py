@@ -49,7 +49,7 @@ class Req:
         logprobs: Of each generated token, if asked for.
         prompt_logprobs: Of each prompt token given those before it, if asked for; None for the
             first.
-        row: Its row of the request table while it runs.
+        req_pool_idx: Its row of the request table while it runs.
         kv_len: Tokens, from the first on, whose keys and values are in the cache.
         tree_len: How many of their slots the prefix tree owns.
         allocated_len: Tokens that have a slot.
@@ -72,7 +72,7 @@ class Req:
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    row: int | None = None
+    req_pool_idx: int | None = None
     kv_len: int = 0
     tree_len: int = 0
     allocated_len: int = 0
@@ -115,15 +115,15 @@ class Req:
 
     def next_token(
         self,
-        computed: "Progress",
+        computed: "ReqUpdate",
         token_id: int,
         eos_token_ids: frozenset[int],
         logprob: TokenLogprob | None = None,
-    ) -> "Progress":
-        """What the next token brings: the text that it releases, and whether the request ends.
+    ) -> "ReqUpdate":
+        """The update of the next token: the text that it releases, and whether the request ends.
 
         Args:
-            computed: What the pass has brought besides.
+            computed: The update of the pass without the token.
             token_id: The token.
             eos_token_ids: Those that end an output.
             logprob: Its log-probability, if asked for.
@@ -155,7 +155,7 @@ class Req:
             matched_stop=matched,
         )
 
-    def aborted(self, error: SrtError | None = None) -> "Progress":
+    def aborted(self, error: SrtError | None = None) -> "ReqUpdate":
         """Its end where it is, with the text that was still held back."""
         detokenizer, text = copy.copy(self.detokenizer), ""
         if detokenizer is not None:
@@ -163,7 +163,7 @@ class Req:
                 text = detokenizer.finish()
             except Exception:  # noqa: BLE001 - it ends even if its text is what fails
                 detokenizer = self.detokenizer
-        return Progress(
+        return ReqUpdate(
             self,
             text=text,
             detokenizer=detokenizer,
@@ -173,9 +173,9 @@ class Req:
 
 
 @dataclass(frozen=True, eq=False)
-class Progress:
-    """What a pass brings a request. It is worked out before anything changes, and then it is taken
-    over by :meth:`apply`, which may be repeated after an interruption.
+class ReqUpdate:
+    """What a pass changes in one request. It is computed while the request stays as it is;
+    :meth:`apply` changes the request, and may be repeated after an interruption.
 
     Attributes:
         req: The request, as it was before the pass.
@@ -211,8 +211,8 @@ class Progress:
         return self.finish_reason is not None
 
     @property
-    def is_news(self) -> bool:
-        """Whether there is something to tell a reader: a token, or an end without one."""
+    def has_output(self) -> bool:
+        """Whether a reader is to get it: it has a token, or is an end without one."""
         return self.token_id is not None or self.is_last
 
     def apply(self) -> None:

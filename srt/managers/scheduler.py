@@ -2,15 +2,15 @@
 
 Running requests come first: while prompts are being prefilled, chunk by chunk, every chunk is
 followed by a decode pass. A request is admitted when its tokens fit into the KV cache with some
-room to spare for what runs; if the room is gone all the same, the request that came last steps back
-(retraction): its slots become free, and later all its tokens are computed again like a prompt,
-which gives the same bits.
+room to spare for what runs; if the room is gone all the same, the request that came last is
+retracted: its slots become free, and later all its tokens are computed again like a prompt, which
+gives the same bits.
 
-A pass commits or leaves no trace. What it brings is worked out first (`forward_pass`), which
-changes no request; then one assignment keeps it, and from there on it counts, whatever interrupts
-what follows. What can be computed again, that is the cache and who is in it, is changed without a
-way back: after an interruption in the middle of a change the cache begins anew, and requests that
-have not ended wait as if they had stepped back. So Ctrl-C, at any point, costs time and no token.
+A pass commits or leaves no trace. Its updates are computed first (`forward_pass`), which changes no
+request; then one assignment commits them, and from there on they count, whatever interrupts what
+follows. What can be computed again, that is the cache and who is in it, is changed without undo:
+after an interruption in the middle of a change the cache is reset, and requests that have not ended
+wait as if they had been retracted. So Ctrl-C, at any point, costs time and no token.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from srt.errors import EngineStateError, RequestError
 from srt.managers.forward_pass import ForwardPass, Part, failed
 from srt.managers.inbox import Inbox
 from srt.managers.kv_manager import KVManager
-from srt.managers.schedule_batch import Progress, Req, RequestId
+from srt.managers.schedule_batch import Req, RequestId, ReqUpdate
 from srt.model_executor.model_runner import ExtendInput, ModelRunner
 from srt.utils.deferred_interrupt import defer_interrupt
 from srt.utils.exclusive import Exclusive
@@ -67,18 +67,18 @@ class Scheduler:
         self._decoded_last = False
         self.num_retractions = 0
         # False while cache and lists are being changed.
-        self._is_settled = True
-        # What the pass that is being taken over has brought.
-        self._committed: list[Progress] = []
+        self._is_consistent = True
+        # Updates of a pass that count but may not all be applied yet.
+        self._committed: list[ReqUpdate] = []
         # The request for which the cache is being changed.
         self._suspect: Req | None = None
-        # What has been taken over and not been delivered yet.
-        self._news: deque[Progress] = deque()
+        # Updates that are applied and that readers have not got yet.
+        self._undelivered: deque[ReqUpdate] = deque()
 
     @property
     def has_work(self) -> bool:
-        """Whether a request has not ended yet, or news of one waits for a step."""
-        return bool(self._inbox or self._news)
+        """Whether a request has not ended yet, or a step has updates to deliver."""
+        return bool(self._inbox or self._undelivered)
 
     @property
     def kv(self) -> KVManager:
@@ -110,24 +110,24 @@ class Scheduler:
         self._inbox.abort(rids)
 
     def drop(self, reqs: Iterable[Req]) -> None:
-        """Ends requests without news of it: at once, or after the pass that runs."""
+        """Ends requests whose updates nobody reads: at once, or after the pass that runs."""
         self._inbox.dropped.extend(reqs)
         # What holds the engine takes them when it is done.
         with contextlib.suppress(EngineStateError):
             self._exclusively(self._take_dropped)
 
-    def step(self) -> list[Progress]:
-        """At most one forward pass; returns what came out of it."""
-        news: list[Progress] = []
-        self.run_pass(news.append)
-        return news
+    def step(self) -> list[ReqUpdate]:
+        """At most one forward pass; returns its updates that a reader is to get."""
+        updates: list[ReqUpdate] = []
+        self.run_pass(updates.append)
+        return updates
 
-    def run_pass(self, deliver: Callable[[Progress], object]) -> None:
+    def run_pass(self, deliver: Callable[[ReqUpdate], object]) -> None:
         """At most one forward pass. Ctrl-C that comes meanwhile is taken afterwards.
 
         Args:
-            deliver: Called with each piece of news, in order. One that it raises for, or whose
-                delivery is interrupted, comes again with the next pass.
+            deliver: Called with each update that a reader is to get, in order. One that it raises
+                for, or whose delivery is interrupted, comes again with the next pass.
 
         Raises:
             EngineStateError: A pass is running.
@@ -141,23 +141,23 @@ class Scheduler:
         self._exclusively(run)
 
     def _exclusively(self, function: Callable[[], None]) -> None:
-        """Calls a function that changes something, on sound books, which it leaves sound."""
+        """Calls a function that changes something; the state is consistent before and after."""
 
         def run() -> None:
-            self._settle()
+            self._recover()
             try:
                 function()
             except Exception as error:  # noqa: BLE001 - what is nobody's is raised again
                 self._blame(error)
             finally:
-                self._settle()
+                self._recover()
 
         defer_interrupt(lambda: self._exclusive.run(run))
 
     def _blame(self, error: Exception) -> None:
         """Ends the request for which the cache could not be changed; raises what is nobody's."""
         suspect = self._suspect
-        self._settle()
+        self._recover()
         if suspect is None:
             raise error
         if suspect.finish_reason is None:
@@ -181,42 +181,44 @@ class Scheduler:
                 self._commit(self._forward.extend(self._next_chunk()))
         self._take_dropped()
 
-    def _deliver(self, deliver: Callable[[Progress], object]) -> None:
-        while self._news:
-            deliver(self._news[0])
-            self._news.popleft()
+    def _deliver(self, deliver: Callable[[ReqUpdate], object]) -> None:
+        while self._undelivered:
+            deliver(self._undelivered[0])
+            self._undelivered.popleft()
 
     def _changing(self, change: Callable[[], None]) -> None:
         """Calls what changes cache or lists: nobody uses them again if it does not return."""
-        self._is_settled = False
+        self._is_consistent = False
         change()
         self._suspect = None
-        self._is_settled = True
+        self._is_consistent = True
 
-    def _commit(self, progress: list[Progress]) -> None:
-        """Takes over what a pass has brought."""
-        self._is_settled = False
-        self._committed = progress  # from here on it counts
-        for one in progress:
+    def _commit(self, updates: list[ReqUpdate]) -> None:
+        """Applies what a pass has computed."""
+        self._is_consistent = False
+        self._committed = updates  # from here on it counts
+        for one in updates:
             one.apply()
-        for one in progress:
+        for one in updates:
             self._suspect = one.req
             self._advance(one)
         self._suspect = None
-        self._news.extend([one for one in progress if one.is_news])
+        self._undelivered.extend([one for one in updates if one.has_output])
         self._committed = []
-        self._is_settled = True
+        self._is_consistent = True
 
-    def _settle(self) -> None:
-        """Takes over what an interrupted commit has left, and begins the cache anew if it was in
-        the middle of a change. Can be interrupted and repeated itself.
+    def _recover(self) -> None:
+        """Completes an interrupted commit, and resets the cache if a change of it was interrupted.
+        Can be interrupted and repeated itself.
         """
-        if self._is_settled:
+        if self._is_consistent:
             return
         for one in self._committed:
             one.apply()
-        known = {id(one) for one in self._news}
-        self._news.extend([p for p in self._committed if p.is_news and id(p) not in known])
+        known = {id(one) for one in self._undelivered}
+        self._undelivered.extend(
+            [one for one in self._committed if one.has_output and id(one) not in known]
+        )
         self._kv.reset(self._running)
         for req in [req for req in self._running if req.finish_reason is not None]:
             self._forget(req)
@@ -224,21 +226,21 @@ class Scheduler:
         self._prefilling, self._decoding = [], []
         self._suspect = None
         self._committed = []
-        self._is_settled = True
+        self._is_consistent = True
 
-    def _advance(self, progress: Progress) -> None:
-        """Puts a request where its progress belongs."""
-        req = progress.req
-        if progress.is_last:
+    def _advance(self, update: ReqUpdate) -> None:
+        """Moves a request between the lists, and its slots, as its update says."""
+        req = update.req
+        if update.is_last:
             for queue in (self._prefilling, self._decoding, self._waiting):
                 if req in queue:
                     queue.remove(req)
-            if req.row is not None:
+            if req.req_pool_idx is not None:
                 self._kv.release(req)
             self._forget(req)
         elif req in self._prefilling:
             self._kv.share(req)
-            if progress.token_id is not None:
+            if update.token_id is not None:
                 self._prefilling.remove(req)
                 self._decoding.append(req)
 
@@ -262,8 +264,8 @@ class Scheduler:
             req = dropped[0]
             if req.finish_reason is None:
                 self._commit([req.aborted()])
-            if self._news:
-                self._news = deque([one for one in self._news if one.req is not req])
+            if self._undelivered:
+                self._undelivered = deque([one for one in self._undelivered if one.req is not req])
             dropped.popleft()
 
     def _take_aborted(self) -> None:
@@ -306,8 +308,8 @@ class Scheduler:
             count = min(budget, req.seq_len - req.kv_len)
             count = min(count, _PROMPT_LOGPROB_CHUNK) if wants_all else count
             tokens = req.token_ids[req.kv_len : req.kv_len + count]
-            assert req.row is not None
-            parts.append((req, ExtendInput(tokens, req.kv_len, req.row, wants_all)))
+            assert req.req_pool_idx is not None
+            parts.append((req, ExtendInput(tokens, req.kv_len, req.req_pool_idx, wants_all)))
             budget -= count
         return parts
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from srt.errors import RequestError
 from srt.sampling.logit_adjuster import LogitAdjuster
-from srt.sampling.random_numbers import fresh_seed, uniform
+from srt.sampling.random_numbers import random_seed, uniform
 from srt.sampling.sampling_params import DistributionParams, SamplingParams
 
 # Candidates that are sorted at first for top-p: nearly always enough, and the whole vocabulary
@@ -28,7 +28,7 @@ class TokenSampler:
 
     def __init__(self, params: SamplingParams, prompt_ids: Iterable[int] = ()) -> None:
         self._distribution = params.distribution()
-        self._seed = fresh_seed() if params.seed is None else params.seed
+        self._seed = random_seed() if params.seed is None else params.seed
         self._adjuster = LogitAdjuster(params, prompt_ids)
         self._stop_ids = frozenset(params.stop_token_ids or ())
         self._ignore_eos = params.ignore_eos

@@ -1,11 +1,11 @@
-"""What must hold of the scheduler's books between passes, whatever happened in them."""
+"""What must hold of the scheduler's state between passes, whatever happened in them."""
 
 from srt.managers.schedule_batch import Req
 from srt.managers.scheduler import Scheduler
 from srt.mem_cache.radix_cache import RadixCache, TreeNode, _is_evictable_leaf
 
 
-def check_books(scheduler: Scheduler, *, idle: bool = False) -> None:
+def check_consistent(scheduler: Scheduler, *, idle: bool = False) -> None:
     """Every slot and row has exactly one owner, locks are those of running requests, and sizes are
     sums.
 
@@ -18,7 +18,7 @@ def check_books(scheduler: Scheduler, *, idle: bool = False) -> None:
     """
     kv = scheduler.kv
     running = [*scheduler._prefilling, *scheduler._decoding]
-    assert scheduler._is_settled
+    assert scheduler._is_consistent
     assert not scheduler._committed
     assert not scheduler._exclusive.is_held
     listed = [*scheduler._waiting, *running]
@@ -26,7 +26,7 @@ def check_books(scheduler: Scheduler, *, idle: bool = False) -> None:
     assert set(listed) == set(scheduler._running)
     assert all(req.finish_reason is None for req in listed)
     for req in scheduler._waiting:
-        assert req.row is None
+        assert req.req_pool_idx is None
         assert req.last_node is None
         assert req.kv_len == req.tree_len == req.allocated_len == 0
     if idle:
@@ -34,7 +34,7 @@ def check_books(scheduler: Scheduler, *, idle: bool = False) -> None:
         assert not scheduler.has_work
         assert kv.available_size == kv.size
 
-    rows = [req.row for req in running]
+    rows = [req.req_pool_idx for req in running]
     assert sorted([*kv._rows._free, *(row for row in rows if row is not None)]) == list(
         range(1, kv._rows.size + 1)
     ), "rows"
@@ -46,7 +46,7 @@ def check_books(scheduler: Scheduler, *, idle: bool = False) -> None:
     own: list[int] = []
     for req in running:
         assert 0 <= req.tree_len <= req.kv_len <= req.allocated_len <= req.num_slots
-        slots = kv._rows.table[req.row]
+        slots = kv._rows.table[req.req_pool_idx]
         own += slots[req.tree_len : req.allocated_len].tolist()
         if kv._tree is None:
             assert req.tree_len == 0

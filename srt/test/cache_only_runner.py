@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from srt.managers.schedule_batch import Progress, Req
+from srt.managers.schedule_batch import Req, ReqUpdate
 from srt.managers.scheduler import Scheduler
 from srt.mem_cache.allocator import TokenToKVPoolAllocator
 from srt.mem_cache.req_to_token_pool import ReqToTokenPool
@@ -105,11 +105,11 @@ def expected_output(prompt: Sequence[int], new_tokens: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def run(scheduler: Scheduler, limit: int = 5000) -> list[Progress]:
-    """Runs all requests to their ends; returns the news."""
-    news = []
+def run(scheduler: Scheduler, limit: int = 5000) -> list[ReqUpdate]:
+    """Runs all requests to their ends; returns the updates."""
+    updates = []
     while scheduler.has_work:
-        news += scheduler.step()
+        updates += scheduler.step()
         limit -= 1
         assert limit > 0, "the scheduler makes no progress"
-    return news
+    return updates

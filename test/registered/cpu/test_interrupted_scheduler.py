@@ -1,6 +1,6 @@
 """Exceptions at any bytecode of the scheduler and of what it calls, where no signal handler can be
 kept from raising them: a second Ctrl-C, a debugger, a lack of memory. Requests get what they would
-have got, and the books are sound after each.
+have got, and the scheduler's state is consistent after each.
 """
 
 import random
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from srt.managers.schedule_batch import FinishReason, Progress, Req
+from srt.managers.schedule_batch import FinishReason, Req, ReqUpdate
 from srt.managers.scheduler import Scheduler
-from srt.test.cache_invariants import check_books
+from srt.test.cache_invariants import check_consistent
 from srt.test.cache_only_runner import make_req, make_scheduler
 from srt.test.ci_register import register_cpu_ci
 
@@ -24,8 +24,8 @@ WATCHED = ("/srt/managers/", "/srt/mem_cache/", "/srt/utils/exclusive", "/srt/ut
 
 
 class Bomb:
-    """Raises an error after a number of bytecodes of the modules watched, and perhaps again in what
-    sets the books right afterwards.
+    """Raises an error after a number of bytecodes of the modules watched, and perhaps again in the
+    recovery from it.
     """
 
     def __init__(self, scheduler: Scheduler, error: type[BaseException]) -> None:
@@ -33,15 +33,15 @@ class Bomb:
         self.left = 0
         self.again: int | None = None
         self.hits = 0
-        settle = scheduler._settle
+        recover = scheduler._recover
 
-        def settle_under_fire() -> None:
+        def recover_under_fire() -> None:
             if self.left < 0 and self.again is not None:
                 self.left, self.again = self.again, None
                 sys.settrace(self._trace)
-            settle()
+            recover()
 
-        scheduler._settle = settle_under_fire  # type: ignore[method-assign]
+        scheduler._recover = recover_under_fire  # type: ignore[method-assign]
 
     def call(self, function: Callable[[], Any], after: int, again: int | None) -> Any:
         """Calls a function under fire."""
@@ -111,7 +111,7 @@ def drive(seed: int, error: type[BaseException] | None) -> tuple[list[Req], int]
     workload, rng = Workload(seed), random.Random(seed)
     scheduler, _ = make_scheduler(**workload.options)
     bomb = Bomb(scheduler, error or KeyboardInterrupt)
-    reqs, news = workload.reqs, list[Progress]()
+    reqs, updates = workload.reqs, list[ReqUpdate]()
     number = 0
 
     def returns(function: Callable[[], Any]) -> bool:
@@ -126,9 +126,9 @@ def drive(seed: int, error: type[BaseException] | None) -> tuple[list[Req], int]
         except error:
             return False
         finally:
-            # What was hit while it set the books right is set right by the next call.
-            if scheduler._is_settled:
-                check_books(scheduler)
+            # What was hit while it recovered is recovered by the next call.
+            if scheduler._is_consistent:
+                check_consistent(scheduler)
 
     for number in range(2000):
         if number < len(reqs):
@@ -141,21 +141,21 @@ def drive(seed: int, error: type[BaseException] | None) -> tuple[list[Req], int]
         if number == 12:
             while not returns(partial(scheduler.drop, [reqs[Workload.DROPPED]])):
                 pass
-        returns(partial(scheduler.run_pass, news.append))
+        returns(partial(scheduler.run_pass, updates.append))
         if number > 12 and not scheduler.has_work:
             break
-    check_books(scheduler, idle=True)
-    check_news(reqs, news)
+    check_consistent(scheduler, idle=True)
+    check_delivery(reqs, updates)
     return reqs, bomb.hits
 
 
-def check_news(reqs: list[Req], news: list[Progress]) -> None:
-    """Each token is told once, or twice in a row if its delivery was interrupted."""
-    told = [one for i, one in enumerate(news) if i == 0 or one is not news[i - 1]]
+def check_delivery(reqs: list[Req], updates: list[ReqUpdate]) -> None:
+    """Each token is delivered once, or twice in a row if its delivery was interrupted."""
+    once = [one for i, one in enumerate(updates) if i == 0 or one is not updates[i - 1]]
     for req in reqs[: Workload.DROPPED]:
-        tokens = [one.token_id for one in told if one.req is req and one.token_id is not None]
+        tokens = [one.token_id for one in once if one.req is req and one.token_id is not None]
         assert tokens == req.output_ids
-        assert [one.is_last for one in told if one.req is req][-1:] == [True]
+        assert [one.is_last for one in once if one.req is req][-1:] == [True]
 
 
 def check_against_undisturbed(seed: int, error: type[BaseException]) -> list[Req]:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from srt.managers import forward_pass
-from srt.managers.schedule_batch import FinishReason, Progress, Req
+from srt.managers.schedule_batch import FinishReason, Req, ReqUpdate
 from srt.managers.scheduler import Scheduler
-from srt.test.cache_invariants import check_books
+from srt.test.cache_invariants import check_consistent
 from srt.test.cache_only_runner import CacheOnlyRunner, make_req, make_scheduler, run
 from srt.test.ci_register import register_cpu_ci
 
@@ -134,12 +134,12 @@ def in_detokenizer(s: Setting, error: BaseException, now: Countdown) -> None:
 
 
 def in_extend(s: Setting, error: BaseException, now: Countdown) -> None:
-    row = lambda parts: any(part.req_pool_idx == s.reqs[BAD].row for part in parts)  # noqa: E731
+    row = lambda parts: any(part.req_pool_idx == s.reqs[BAD].req_pool_idx for part in parts)  # noqa: E731
     s.fail(s.runner, "extend", error, lambda parts: now(row(parts)))
 
 
 def in_decode(s: Setting, error: BaseException, now: Countdown) -> None:
-    s.fail(s.runner, "decode", error, lambda _, rows, __: now(s.reqs[BAD].row in rows))
+    s.fail(s.runner, "decode", error, lambda _, rows, __: now(s.reqs[BAD].req_pool_idx in rows))
 
 
 def in_share(s: Setting, error: BaseException, now: Countdown) -> None:
@@ -169,20 +169,20 @@ TIMES = [
 ]
 
 
-def finish(scheduler: Scheduler) -> tuple[list[Progress], int]:
-    """Runs on after every interruption; returns the news and how many there were."""
-    news: list[Progress] = []
+def finish(scheduler: Scheduler) -> tuple[list[ReqUpdate], int]:
+    """Runs on after every interruption; returns the updates and how many there were."""
+    updates: list[ReqUpdate] = []
     interruptions = 0
     for _ in range(2000):
         if not scheduler.has_work:
             break
         try:
-            news += scheduler.step()
+            updates += scheduler.step()
         except KeyboardInterrupt:
             interruptions += 1
-        check_books(scheduler)
-    check_books(scheduler, idle=True)
-    return news, interruptions
+        check_consistent(scheduler)
+    check_consistent(scheduler, idle=True)
+    return updates, interruptions
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), MemoryError()], ids=["error", "memory"])
@@ -192,7 +192,7 @@ def test_a_failing_request_ends_alone(
 ) -> None:
     with setting() as s:
         stage(s, error, Countdown(time))
-        news, _ = finish(s.scheduler)
+        updates, _ = finish(s.scheduler)
         bad = s.reqs.pop(BAD)
         assert bad.finish_reason is FinishReason.ABORT
         assert str(bad.error) == f"request {BAD}: {type(error).__name__}: {error}".rstrip(": ")
@@ -205,9 +205,9 @@ def test_a_failing_request_ends_alone(
         assert text.startswith(bad.detokenizer.text)
     for req, expected in zip(s.reqs, undisturbed[:BAD] + undisturbed[BAD + 1 :], strict=True):
         assert result(req) == expected
-    told = [one.token_id for one in news if one.req is bad]
+    told = [one.token_id for one in updates if one.req is bad]
     assert told == [*bad.output_ids, None]
-    assert "".join(one.text for one in news if one.req is bad) == bad.detokenizer.text
+    assert "".join(one.text for one in updates if one.req is bad) == bad.detokenizer.text
     # The engine goes on as if nothing had been.
     again = requests()
     s.scheduler.add(again)
@@ -221,11 +221,11 @@ def test_an_interrupted_pass_leaves_no_trace(
 ) -> None:
     with setting() as s:
         stage(s, KeyboardInterrupt(), Countdown(time, once=True))
-        news, interruptions = finish(s.scheduler)
+        updates, interruptions = finish(s.scheduler)
     assert interruptions == 1
     assert [result(req) for req in s.reqs] == undisturbed
     for req in s.reqs:
-        assert [one.token_id for one in news if one.req is req] == req.output_ids
+        assert [one.token_id for one in updates if one.req is req] == req.output_ids
 
 
 @pytest.mark.parametrize("stage", [in_extend, in_decode, in_sampler], ids=lambda s: s.__name__)
@@ -271,7 +271,7 @@ def test_books_that_cannot_be_changed_begin_anew(
                 s.scheduler.step()
             except (KeyboardInterrupt, MemoryError):
                 interruptions += 1
-        check_books(s.scheduler, idle=True)
+        check_consistent(s.scheduler, idle=True)
     assert next(calls) > 4, "it has not failed"
     failed = [req for req in s.reqs if req.error is not None]
     assert len(failed) + interruptions <= 1
@@ -280,14 +280,14 @@ def test_books_that_cannot_be_changed_begin_anew(
             assert result(req) == expected
 
 
-def test_news_that_cannot_be_delivered_comes_again() -> None:
+def test_updates_that_cannot_be_delivered_come_again() -> None:
     scheduler, _ = make_scheduler()
     req = make_req(0, [1, 2], 4)
     scheduler.add([req])
     told: list[int | None] = []
     failures = iter([True, False, True, True, False, False, False])
 
-    def deliver(one: Progress) -> None:
+    def deliver(one: ReqUpdate) -> None:
         if next(failures):
             raise OSError("the reader is gone")
         told.append(one.token_id)
@@ -298,6 +298,6 @@ def test_news_that_cannot_be_delivered_comes_again() -> None:
             scheduler.run_pass(deliver)
         except OSError:
             errors += 1
-        check_books(scheduler)
+        check_consistent(scheduler)
     assert errors == 3
     assert told == req.output_ids

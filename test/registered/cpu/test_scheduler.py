@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srt.errors import RequestError
-from srt.managers.schedule_batch import FinishReason, Progress
+from srt.managers.schedule_batch import FinishReason, ReqUpdate
 from srt.mem_cache.cache_size import choose_cache_size
-from srt.test.cache_invariants import check_books
+from srt.test.cache_invariants import check_consistent
 from srt.test.cache_only_runner import (
     VOCAB,
     expected_output,
@@ -64,14 +64,14 @@ def test_every_request_gets_what_it_would_get_alone(
 ) -> None:
     scheduler, _ = make_scheduler(size, rows, chunk, radix)
     reqs = [make_req(i, job.prompt(i), job.new_tokens) for i, job in enumerate(jobs)]
-    events: list[Progress] = []
+    events: list[ReqUpdate] = []
     step = 0
     while step < 61 or scheduler.has_work:
         scheduler.add([r for r, job in zip(reqs, jobs, strict=True) if job.arrives == step])
         scheduler.abort([r.rid for r, job in zip(reqs, jobs, strict=True) if job.aborts == step])
         events += scheduler.step()
         if step % 5 == 0:
-            check_books(scheduler)
+            check_consistent(scheduler)
         step += 1
         assert step < 5000, "the scheduler makes no progress"
     for req, job in zip(reqs, jobs, strict=True):

@@ -21,6 +21,7 @@ import sys
 from dataclasses import replace
 
 from environment import default_threads, restart_prepared
+from output_files import output_file, picture_file
 from shapes import PRESETS, SHAPES, Preset
 from tables import make_console
 
@@ -73,8 +74,12 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--only-grid", action="store_true", help="skip call overhead, packing and threads"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the results to FILE")
-    parser.add_argument("--plot", metavar="FILE", help="write a PNG of efficiency over M to FILE")
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write the results to FILE"
+    )
+    parser.add_argument(
+        "--plot", type=picture_file, metavar="FILE", help="draw efficiency over M into FILE"
+    )
     args = parser.parse_args(argv)
     preset: Preset = PRESETS[args.preset]
     try:

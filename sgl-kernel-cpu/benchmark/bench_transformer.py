@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 
 from attention_layers import MODELS, Case, Model, attention_cases, row_cases
 from environment import default_threads, restart_prepared
+from output_files import output_file
 from tables import make_console, table_of
 
 
@@ -89,7 +90,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rotate-mib", type=int, default=256, help="memory that the caches take")
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--isa", help="lower our tier, and what Torch may use, to this one")
-    parser.add_argument("--json", metavar="FILE", help="write the results to FILE")
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write the results to FILE"
+    )
     args = parser.parse_args(argv)
     if unknown := [name for name in args.models.split(",") if name not in MODELS]:
         parser.error(f"--models: unknown {', '.join(unknown)}; expected any of {', '.join(MODELS)}")

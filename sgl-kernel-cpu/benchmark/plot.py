@@ -77,5 +77,5 @@ def make_figure(results: Sequence[Result], title: str) -> Any:
 
 
 def plot_efficiency(results: Sequence[Result], title: str, path: str) -> None:
-    """Writes the figure as a PNG."""
+    """Writes the figure, in the format that the name's ending says; PNG without one."""
     make_figure(results, title).savefig(path, dpi=80)

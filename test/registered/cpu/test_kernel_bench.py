@@ -138,6 +138,9 @@ def test_markdown(run: tuple[str, Path]) -> None:
         ("--m 1,x", "--m: expected row counts with commas, got '1,x'"),
         ("--m 0", "--m: expected 1 or more, got 0"),
         ("--threads 0", "--threads: expected 1 or more, got 0"),
+        ("--json nowhere/a.json", "argument --json: nowhere/a.json: there is no directory nowhere"),
+        ("--json /", "argument --json: / is a directory"),
+        ("--plot a.txt", "argument --plot: a.txt: expected a name in .png, .svg or .pdf"),
     ],
 )
 def test_bad_arguments(arguments: str, message: str) -> None:

@@ -2,10 +2,15 @@
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from srt.test.ci_register import register_cpu_ci
 
@@ -128,3 +133,23 @@ def test_packages_know_each_other_in_one_direction() -> None:
     assert not [module for module, found in PRODUCT.items() if found & {"test"}]
     tests = SRT.keys() - PRODUCT.keys()
     assert tests and not [module for module, found in PRODUCT.items() if found & tests]
+
+
+def test_the_wheel_has_the_product_no_tests_and_what_it_imports(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "srt", tmp_path / "srt", ignore=shutil.ignore_patterns("__pycache__"))
+    build = "import setuptools.build_meta as b; b.build_wheel('dist')"
+    command = [sys.executable, "-c", build]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    with zipfile.ZipFile(next((tmp_path / "dist").iterdir())) as wheel:
+        names = wheel.namelist()
+        metadata = wheel.read(next(n for n in names if n.endswith("/METADATA"))).decode()
+    modules = {module_name(Path(n), Path()) for n in names if n.endswith(".py")}
+    assert modules == PRODUCT.keys()
+    assert "srt/py.typed" in names
+    lines = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
+    required = {r.name for r in map(Requirement, lines) if r.marker is None}
+    others = set[str]().union(*PRODUCT.values()) - PRODUCT.keys() - sys.stdlib_module_names
+    # The kernels are built for the machine, markupsafe is Jinja's, and plots are an extra.
+    assert others == required | {"sgl_kernel", "markupsafe", "matplotlib"}

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 
 from srt.cli import bench, chat, env, generate, inspect, perplexity, quantize
-from srt.errors import SrtError
 from srt.control_characters import escape_controls
+from srt.errors import SrtError
 from srt.utils.openmp import limit_spinning
 from srt.utils.signals import Signals, end_line
 from srt.utils.text_streams import abandon_stdout, prepare_streams

@@ -7,8 +7,8 @@ import os
 import sys
 from typing import TextIO
 
-from srt.errors import RequestError, SrtError
 from srt.control_characters import escape_controls
+from srt.errors import RequestError, SrtError
 
 
 def prepare_streams() -> None:

@@ -21,8 +21,7 @@ from srt.cli.main import main
 from srt.errors import RequestError
 from srt.sampling import sampler
 from srt.test.ci_register import register_cpu_ci
-from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
-from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
+from srt.test.tiny_text_model import TEXT_CONFIG, write_text_model
 
 register_cpu_ci(est_time=25, suite="per-commit")
 
@@ -50,10 +49,7 @@ LONG_CONTEXT = 8192
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("chat")
-    config = TINY_CONFIG | {"vocab_size": VOCAB_SIZE, "max_position_embeddings": LONG_CONTEXT}
-    write_checkpoint(directory, config, quantize(make_tensors(config)), {"quant_method": "fp8"})
-    write_tokenizer(directory)
-    return str(directory)
+    return str(write_text_model(directory, TEXT_CONFIG | {"max_position_embeddings": LONG_CONTEXT}))
 
 
 def spawn(state: Path, *arguments: str, term: str = "xterm") -> Any:

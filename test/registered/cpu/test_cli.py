@@ -17,29 +17,21 @@ import srt
 from srt.cli import generate
 from srt.cli.main import main
 from srt.test.ci_register import register_cpu_ci
-from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
-from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
+from srt.test.tiny_text_model import write_text_model
 
 register_cpu_ci(est_time=30, suite="per-commit")
 
-CONFIG = TINY_CONFIG | {"vocab_size": VOCAB_SIZE}
 SRT = [sys.executable, "-m", "srt"]
-
-
-def write_model(directory: Path, *, chat_template: bool = True) -> Path:
-    write_checkpoint(directory, CONFIG, quantize(make_tensors(CONFIG)), {"quant_method": "fp8"})
-    write_tokenizer(directory, chat_template=chat_template)
-    return directory
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_model(tmp_path_factory.mktemp("cli")))
+    return str(write_text_model(tmp_path_factory.mktemp("cli")))
 
 
 @pytest.fixture(scope="module")
 def untemplated(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_model(tmp_path_factory.mktemp("cli"), chat_template=False))
+    return str(write_text_model(tmp_path_factory.mktemp("cli"), chat_template=False))
 
 
 def run(*arguments: str) -> int:

@@ -17,8 +17,8 @@ from srt.cli.main import main, make_parser
 from srt.configs.model_config import _resolve_dtype
 from srt.model_executor import model_runner
 from srt.test.ci_register import register_cpu_ci
-from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
-from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
+from srt.test.tiny_text_model import write_text_model
+from srt.test.tiny_tokenizer import write_tokenizer
 from srt.utils import threads
 from srt.utils.threads import ThreadPlan, apply_thread_plan
 
@@ -31,10 +31,7 @@ PERPLEXITY = ["perplexity", "--text", "/dev/null"]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("a name of a checkpoint that is longer than most lines are")
-    config = TINY_CONFIG | {"vocab_size": VOCAB_SIZE}
-    write_checkpoint(directory, config, quantize(make_tensors(config)), {"quant_method": "fp8"})
-    write_tokenizer(directory)
-    return str(directory)
+    return str(write_text_model(directory))
 
 
 @pytest.mark.parametrize(

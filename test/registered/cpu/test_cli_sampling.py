@@ -10,8 +10,7 @@ from srt.cli.main import main, make_parser
 from srt.cli.sampling_options import make_sampling_params
 from srt.sampling.sampling_params import SamplingParams
 from srt.test.ci_register import register_cpu_ci
-from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
-from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
+from srt.test.tiny_text_model import write_text_model
 
 register_cpu_ci(est_time=12, suite="per-commit")
 
@@ -19,10 +18,7 @@ register_cpu_ci(est_time=12, suite="per-commit")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("cli")
-    config = TINY_CONFIG | {"vocab_size": VOCAB_SIZE}
-    write_checkpoint(directory, config, quantize(make_tensors(config)), {"quant_method": "fp8"})
-    write_tokenizer(directory)
-    return str(directory)
+    return str(write_text_model(directory))
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])

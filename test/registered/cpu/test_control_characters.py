@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from srt.cli.main import _LogFormatter, main
+from srt.control_characters import escape_controls
 from srt.errors import CheckpointError, RequestError, SrtError
 from srt.test.ci_register import register_cpu_ci
-from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
-from srt.test.tiny_tokenizer import VOCAB_SIZE, make_tokenizer, write_tokenizer
+from srt.test.tiny_text_model import write_text_model
+from srt.test.tiny_tokenizer import make_tokenizer
 from srt.utils.console import make_console
-from srt.control_characters import escape_controls
 
 register_cpu_ci(est_time=4, suite="per-commit")
 
@@ -25,10 +25,7 @@ SHOWN = "\\x1b]0;mine\\x07"
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("controls")
-    config = TINY_CONFIG | {"vocab_size": VOCAB_SIZE}
-    write_checkpoint(directory, config, quantize(make_tensors(config)), {"quant_method": "fp8"})
-    write_tokenizer(directory)
-    return str(directory)
+    return str(write_text_model(directory))
 
 
 @pytest.mark.parametrize(

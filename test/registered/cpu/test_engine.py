@@ -11,18 +11,13 @@ from srt import Engine, SamplingParams
 from srt.entrypoints.outputs import GenerateOutput
 from srt.errors import CheckpointError, RequestError
 from srt.test.ci_register import register_cpu_ci
-from srt.test.tiny_llama import (
-    TINY_CONFIG,
-    make_tensors,
-    quantize,
-    reference_model,
-    write_checkpoint,
-)
+from srt.test.tiny_llama import make_tensors, quantize, reference_model, write_checkpoint
+from srt.test.tiny_text_model import TEXT_CONFIG, write_text_model
 from srt.test.tiny_tokenizer import EOS, VOCAB_SIZE, write_tokenizer
 
 register_cpu_ci(est_time=25, suite="per-commit")
 
-CONFIG = TINY_CONFIG | {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128}
+CONFIG = TEXT_CONFIG | {"max_position_embeddings": 128}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 GREEDY = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
 PROMPTS = ["The capital of France", "x", "naïve 日本語 " * 3, "a b c d e"]
@@ -31,9 +26,7 @@ PROMPTS = ["The capital of France", "x", "naïve 日本語 " * 3, "a b c d e"]
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("engine")
-    write_checkpoint(directory, CONFIG, quantize(make_tensors(CONFIG)), FP8)
-    write_tokenizer(directory)
-    return directory
+    return write_text_model(directory, CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +57,7 @@ def test_greedy_tokens_are_those_of_the_reference(engine: Engine, path: Path) ->
     output = engine.generate(input_ids=ids, sampling_params=GREEDY)
     with torch.inference_mode():
         logits = reference(torch.tensor([ids + list(output.token_ids)])).logits[0]
+    assert output.token_ids
     for i, token in enumerate(output.token_ids):
         row = logits[len(ids) - 1 + i]
         # Rounding may turn a near tie.
@@ -313,7 +307,7 @@ def test_a_shared_prefix_changes_no_bit(path: Path) -> None:
         together = engine.generate(input_ids=prompts, sampling_params=params)
     with Engine(path, max_total_tokens=128, enable_radix_cache=False, **options) as engine:
         alone = [engine.generate(input_ids=ids, sampling_params=params) for ids in prompts]
-    # In a cache that holds only a few of them, requests step back and are computed again.
+    # In a cache that holds only a few of them, requests are retracted and computed again.
     with Engine(path, max_total_tokens=300, chunked_prefill_size=50, **options) as engine:
         tight = engine.generate(input_ids=prompts, sampling_params=params)
     assert [o.token_ids for o in together] == [o.token_ids for o in alone]

@@ -16,14 +16,13 @@ from srt import Engine, SamplingParams
 from srt.entrypoints.outputs import GenerateChunk
 from srt.errors import EngineStateError, RequestError, SrtError
 from srt.sampling import logprobs, sampler
-from srt.test.cache_invariants import check_books
+from srt.test.cache_invariants import check_consistent
 from srt.test.ci_register import register_cpu_ci
-from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
-from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
+from srt.test.tiny_text_model import TEXT_CONFIG, write_text_model
 
 register_cpu_ci(est_time=10, suite="per-commit")
 
-CONFIG = TINY_CONFIG | {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128}
+CONFIG = TEXT_CONFIG | {"max_position_embeddings": 128}
 GREEDY = SamplingParams(temperature=0, max_new_tokens=8, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_new_tokens=60, ignore_eos=True)
 
@@ -31,10 +30,7 @@ LONG = SamplingParams(temperature=0, max_new_tokens=60, ignore_eos=True)
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("misuse")
-    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-    write_checkpoint(directory, CONFIG, quantize(make_tensors(CONFIG)), fp8)
-    write_tokenizer(directory)
-    return directory
+    return write_text_model(directory, CONFIG)
 
 
 def make_engine(path: Path) -> Engine:
@@ -55,7 +51,7 @@ def engine(shared: Engine) -> Iterator[Engine]:
     run(shared)
     assert shared.generate("how are you?", GREEDY).token_ids == before
     assert not shared.has_work
-    check_books(shared.scheduler, idle=True)
+    check_consistent(shared.scheduler, idle=True)
 
 
 def run(engine: Engine) -> dict[Any, list[GenerateChunk]]:

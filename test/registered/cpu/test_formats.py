@@ -225,6 +225,7 @@ def test_quantizing_other_architectures(choice: str, architecture: str, tmp_path
     write_checkpoint(tmp_path / "plain", dict(config), make_model_tensors(config))
     scheme = SCHEMES[QUANTIZATION_CHOICES[choice]]
     reports = quantize_checkpoint(tmp_path / "plain", tmp_path / "fp8", scheme)
+    assert reports
     assert all(canonical_name(report.name).startswith("layers.") for report in reports)
     online = load(tmp_path / "plain", quantization=choice)
     before = dict(load(tmp_path / "fp8").named_parameters())

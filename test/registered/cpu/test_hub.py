@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from huggingface_hub import constants
@@ -17,6 +16,7 @@ from srt.checkpoint.hub import resolve_model
 from srt.cli.main import main
 from srt.errors import CheckpointError, HubError
 from srt.test.ci_register import register_cpu_ci
+from srt.test.local_hub import local_hub, set_endpoint
 
 register_cpu_ci(est_time=4, suite="per-commit")
 
@@ -98,26 +98,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     files = ["config.json", "tokenizer.json", "generation_config.json", *SHARDS, *NOISE]
     fake = FakeHub({name: name.encode() for name in files})
     fake.files["model.safetensors.index.json"] = INDEX.encode()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": fake}))
-    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    fake.url = f"http://127.0.0.1:{server.server_port}"
-    set_endpoint(fake.url, monkeypatch)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.chdir(tmp_path)
-    yield fake
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def set_endpoint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    handler = type("Bound", (Handler,), {"hub": fake})
+    with local_hub(handler, tmp_path, monkeypatch) as fake.url:
+        yield fake
 
 
 def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:

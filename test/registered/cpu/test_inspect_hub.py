@@ -8,9 +8,9 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from urllib.parse import unquote
 
 import pytest
@@ -25,6 +25,7 @@ from srt.errors import CheckpointError, HubError
 from srt.inspection.report import inspect_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
+from srt.test.local_hub import local_hub, set_endpoint
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 
 register_cpu_ci(est_time=8, suite="per-commit")
@@ -129,27 +130,10 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     fake = FakeHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": fake}))
-    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    fake.url = f"http://127.0.0.1:{server.server_port}"
-    set_endpoint(fake.url, monkeypatch)
-    cache = str(tmp_path / "cache")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(hub_headers, "_RETRIES", 0)
-    monkeypatch.chdir(tmp_path)
-    yield fake
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def set_endpoint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    handler = type("Bound", (Handler,), {"hub": fake})
+    with local_hub(handler, tmp_path, monkeypatch) as fake.url:
+        yield fake
 
 
 def write_model(directory: Path, shards: int = 1, **extra: torch.Tensor) -> Path:

@@ -20,14 +20,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import sgl_kernel
 from srt import Engine, SamplingParams
 from srt.errors import SrtError
-from srt.test.cache_invariants import check_books
+from srt.test.cache_invariants import check_consistent
 from srt.test.ci_register import register_cpu_ci
-from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
-from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
+from srt.test.tiny_text_model import TEXT_CONFIG, write_text_model
 
 register_cpu_ci(est_time=20, suite="per-commit")
 
-CONFIG = TINY_CONFIG | {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128}
+CONFIG = TEXT_CONFIG | {"max_position_embeddings": 128}
 PARAMS = [
     SamplingParams(temperature=0, max_new_tokens=14, ignore_eos=True),
     SamplingParams(seed=3, temperature=1, max_new_tokens=11, ignore_eos=True, top_p=0.9),
@@ -46,14 +45,7 @@ OPTIONS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("interrupted")
-    write_checkpoint(
-        directory,
-        CONFIG,
-        quantize(make_tensors(CONFIG)),
-        {"quant_method": "fp8", "activation_scheme": "dynamic"},
-    )
-    write_tokenizer(directory)
-    return directory
+    return write_text_model(directory, CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +160,7 @@ def interrupt_often(
             if goes_on:
                 read()
             stream.close()
-            check_books(engine.scheduler, idle=True)
+            check_consistent(engine.scheduler, idle=True)
             # A chunk may have been on its way to the reader when the signal came.
             for i, got in zip(which, tokens, strict=True):
                 want = expected[i, kind]
@@ -238,7 +230,7 @@ def test_what_fails_while_a_pass_is_recorded(
             except (KeyboardInterrupt, SrtError):
                 failed += 1
             check_thread()
-            check_books(engine.scheduler, idle=True)
+            check_consistent(engine.scheduler, idle=True)
         assert failed == (call < 3)
         assert recorder.recorded_sizes == (1,)
         for (i, j), want in expected.items():

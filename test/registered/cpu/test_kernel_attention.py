@@ -12,6 +12,7 @@ import sgl_kernel
 from sgl_kernel.testing import UNIT_ROUNDOFF, check_close, isa
 from srt.test.ci_register import register_cpu_ci
 from srt.test.kernel_references import reference_attention
+from srt.test.torch_threads import torch_threads
 
 register_cpu_ci(est_time=25, suite="per-commit")
 
@@ -158,25 +159,18 @@ def test_bits_do_not_depend_on_how_a_token_was_computed(
     length, others = 200, torch.randn(2, 6, 40).half()
     q = torch.randn(length, 6, 40).half()
     scale = 40**-0.5
-    threads = torch.get_num_threads()
-    try:
-        with isa(tier):
-            torch.set_num_threads(1)
-            whole = extend(q, pool, [length], [length], scale, options)
-            torch.set_num_threads(3)
-            assert torch.equal(extend(q, pool, [length], [length], scale, options), whole)
-            for begin, end in ((0, 1), (1, 60), (60, 128), (128, 199), (199, 200)):
-                chunk = extend(q[begin:end], pool, [end], [end - begin], scale, options)
-                assert torch.equal(chunk, whole[begin:end]), f"chunk {begin}:{end}"
-            for t in (0, 1, 62, 63, 64, 127, 150, 199):
-                alone = decode(q[t : t + 1], pool, [t + 1], scale, options)
-                batch = decode(
-                    torch.cat([q[t : t + 1], others]), pool, [t + 1, 300, 3], scale, options
-                )
-                assert torch.equal(alone[0], whole[t]), f"token {t} alone"
-                assert torch.equal(batch[0], whole[t]), f"token {t} in a batch"
-    finally:
-        torch.set_num_threads(threads)
+    with isa(tier), torch_threads(1):
+        whole = extend(q, pool, [length], [length], scale, options)
+    with isa(tier), torch_threads(3):
+        assert torch.equal(extend(q, pool, [length], [length], scale, options), whole)
+        for begin, end in ((0, 1), (1, 60), (60, 128), (128, 199), (199, 200)):
+            chunk = extend(q[begin:end], pool, [end], [end - begin], scale, options)
+            assert torch.equal(chunk, whole[begin:end]), f"chunk {begin}:{end}"
+        for t in (0, 1, 62, 63, 64, 127, 150, 199):
+            alone = decode(q[t : t + 1], pool, [t + 1], scale, options)
+            batch = decode(torch.cat([q[t : t + 1], others]), pool, [t + 1, 300, 3], scale, options)
+            assert torch.equal(alone[0], whole[t]), f"token {t} alone"
+            assert torch.equal(batch[0], whole[t]), f"token {t} in a batch"
 
 
 @pytest.mark.parametrize("tier", TIERS)

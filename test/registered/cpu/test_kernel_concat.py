@@ -9,6 +9,7 @@ from torch import Tensor
 import sgl_kernel
 from sgl_kernel import record
 from srt.test.ci_register import register_cpu_ci
+from srt.test.torch_threads import torch_threads
 
 register_cpu_ci(est_time=3, suite="per-commit")
 
@@ -39,13 +40,9 @@ def test_bits_are_copied() -> None:
 
 def test_threads() -> None:
     given = parts(700, (513, 700, 1), torch.float32)
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
+    for count in (1, 2, 3):
+        with torch_threads(count):
             assert torch.equal(sgl_kernel.concat_columns_cpu(*given), torch.cat(given, 1))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_replay_follows_its_inputs() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import sgl_kernel
 from srt.test.ci_register import register_cpu_ci
+from srt.test.torch_threads import torch_threads
 
 register_cpu_ci(est_time=4, suite="per-commit")
 
@@ -43,13 +44,9 @@ def test_every_value_is_converted_as_torch_does(packed: bool) -> None:
 
 def test_threads_change_nothing() -> None:
     table, ids = torch.randn(500, 576).to(BF16), torch.randint(0, 500, (300,))
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
+    for count in (1, 3):
+        with torch_threads(count):
             assert torch.equal(sgl_kernel.packed_embedding_cpu(ids, table, False), table[ids])
-    finally:
-        torch.set_num_threads(threads)
 
 
 TABLE, AT = torch.zeros(5, 4, dtype=BF16), torch.tensor([0, 4])

@@ -14,6 +14,7 @@ from sgl_kernel.testing import (
     reference_mm,
 )
 from srt.test.ci_register import register_cpu_ci
+from srt.test.torch_threads import torch_threads
 
 register_cpu_ci(est_time=60, suite="per-commit")
 
@@ -204,18 +205,13 @@ def test_bits_depend_on_neither_threads_nor_rows(tier: str, dtype: torch.dtype) 
             mat1[:rows], mat2, scale, bias, torch.float32, True
         )
 
-    threads = torch.get_num_threads()
-    try:
-        with isa(tier):
-            torch.set_num_threads(1)
-            alone = run(130)
-            for count in (2, 3, 8):
-                torch.set_num_threads(count)
-                assert torch.equal(run(130), alone), f"{count} threads"
-                for rows in (1, 2, 3, 4, 5, 12, 13, 97):
-                    assert torch.equal(run(rows), alone[:rows]), f"{rows} rows"
-    finally:
-        torch.set_num_threads(threads)
+    with isa(tier), torch_threads(1):
+        alone = run(130)
+    for count in (2, 3, 8):
+        with isa(tier), torch_threads(count):
+            assert torch.equal(run(130), alone), f"{count} threads"
+            for rows in (1, 2, 3, 4, 5, 12, 13, 97):
+                assert torch.equal(run(rows), alone[:rows]), f"{rows} rows"
 
 
 @pytest.mark.parametrize("tier", TIERS)

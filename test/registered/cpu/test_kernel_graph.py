@@ -8,8 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from sgl_kernel import RecordingError, record
 from sgl_kernel.testing import isa, random_weight
 from srt.test.ci_register import register_cpu_ci
 from srt.test.kernel_calls import all_ops, sample_calls
+from srt.test.torch_threads import torch_threads
 
 register_cpu_ci(est_time=12, suite="per-commit")
 
@@ -29,16 +29,6 @@ E4M3, F16, F32 = torch.float8_e4m3fn, torch.float16, torch.float32
 TIERS: list[str] = sgl_kernel.cpu_info()["tiers_available"]
 REFUSED = ("convert_weight_packed", "extend_attention_cpu")
 FUSED_QKV_EXTEND_SEQ_LENS = 15
-
-
-@contextmanager
-def num_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def same_bits(a: Any, b: Any) -> bool:
@@ -66,7 +56,7 @@ def test_a_replay_gives_the_bits_of_a_call(op: str, threads: int) -> None:
     for tier in TIERS:
         for i in range(len(replayable_calls(op, 0))):
             recorded = replayable_calls(op, 1)[i]
-            with isa(tier), num_threads(threads):
+            with isa(tier), torch_threads(threads):
                 graph, result = record(partial(function, *recorded))
                 assert len(graph) >= 1
                 for seed in (2, 3):
@@ -150,7 +140,7 @@ def test_a_pass_follows_tokens_positions_slots_and_lengths(tier: str, index: tor
             work.set(lengths, seed)
             before = work.caches.clone()
             for threads in (1, 3, 2):
-                with num_threads(threads):
+                with torch_threads(threads):
                     logits.fill_(torch.nan)
                     graph.replay()
                     replayed = logits.clone(), work.caches.clone()
@@ -161,7 +151,7 @@ def test_a_pass_follows_tokens_positions_slots_and_lengths(tier: str, index: tor
 def test_many_replays_on_more_threads_than_processors() -> None:
     work = Pass(2)
     work.set([70, 200], seed=1)
-    with num_threads(5):
+    with torch_threads(5):
         graph, logits = record(work.run)
         expected = logits.clone()
         for _ in range(300):

@@ -11,6 +11,7 @@ import sgl_kernel
 from sgl_kernel.testing import check_close, isa
 from srt.test.ci_register import register_cpu_ci
 from srt.test.kernel_references import U, reference_rmsnorm
+from srt.test.torch_threads import torch_threads
 
 register_cpu_ci(est_time=8, suite="per-commit")
 
@@ -166,17 +167,12 @@ def test_bits_depend_on_neither_threads_nor_rows(tier: str) -> None:
             *sgl_kernel.topk_softmax_cpu(gates[:rows], gates[:rows], 4, True),
         ]
 
-    threads = torch.get_num_threads()
-    try:
-        with isa(tier):
-            torch.set_num_threads(1)
-            alone = run(300)
-            torch.set_num_threads(3)
-            for rows in (1, 7, 300):
-                for got, expected in zip(run(rows), alone, strict=True):
-                    assert torch.equal(got, expected[:rows]), f"{rows} rows"
-    finally:
-        torch.set_num_threads(threads)
+    with isa(tier), torch_threads(1):
+        alone = run(300)
+    with isa(tier), torch_threads(3):
+        for rows in (1, 7, 300):
+            for got, expected in zip(run(rows), alone, strict=True):
+                assert torch.equal(got, expected[:rows]), f"{rows} rows"
 
 
 ROW = torch.zeros(2, 8)

@@ -11,6 +11,7 @@ import sgl_kernel
 from sgl_kernel.testing import UNIT_ROUNDOFF, check_close, isa
 from srt.test.ci_register import register_cpu_ci
 from srt.test.kernel_references import U, cos_sin, reference_rmsnorm, reference_rope
+from srt.test.torch_threads import torch_threads
 
 register_cpu_ci(est_time=6, suite="per-commit")
 
@@ -209,17 +210,12 @@ def test_bits_depend_on_neither_threads_nor_tokens(tier: str) -> None:
         )  # fmt: skip
         return [work, *(c.view(torch.uint8)[:tokens] for c in caches)]
 
-    threads = torch.get_num_threads()
-    try:
-        with isa(tier):
-            torch.set_num_threads(1)
-            alone = run(200)
-            torch.set_num_threads(3)
-            for tokens in (1, 7, 200):
-                for got, expected in zip(run(tokens), alone, strict=True):
-                    assert torch.equal(got, expected[:tokens]), f"{tokens} tokens"
-    finally:
-        torch.set_num_threads(threads)
+    with isa(tier), torch_threads(1):
+        alone = run(200)
+    with isa(tier), torch_threads(3):
+        for tokens in (1, 7, 200):
+            for got, expected in zip(run(tokens), alone, strict=True):
+                assert torch.equal(got, expected[:tokens]), f"{tokens} tokens"
 
 
 Q, K, CACHE = torch.zeros(2, 3, 4), torch.zeros(2, 1, 4), torch.zeros(5, 1, 4)

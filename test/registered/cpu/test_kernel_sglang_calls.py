@@ -11,6 +11,7 @@ from sgl_kernel.testing import check_close, isa, random_weight, reference_mm
 from srt.test.ci_register import register_cpu_ci
 from srt.test.kernel_calls import all_ops
 from srt.test.kernel_references import U, cos_sin, reference_rmsnorm, reference_rope, rows_as_given
+from srt.test.torch_threads import torch_threads
 
 register_cpu_ci(est_time=10, suite="per-commit")
 
@@ -155,18 +156,13 @@ def test_float16_weights_give_the_same_bits_on_every_tier_and_for_every_batch(
     mat1, weight = torch.randn(131, 1100).to(act_dtype), random_weight(F16, 70, 1100)
     stored, bias = sgl_kernel.convert_weight_packed(weight), torch.randn(70)
     results = []
-    threads = torch.get_num_threads()
-    try:
-        for tier, count in itertools.product(TIERS, (1, 3)):
-            torch.set_num_threads(count)
-            with isa(tier):
-                whole = sgl_kernel.weight_packed_linear(mat1, stored, bias, True, F32)
-                for rows in (1, 2, 4, 5, 13, 97):
-                    part = sgl_kernel.weight_packed_linear(mat1[:rows], stored, bias, True, F32)
-                    assert torch.equal(part, whole[:rows]), f"{tier}: {rows} rows"
-            results.append(whole)
-    finally:
-        torch.set_num_threads(threads)
+    for tier, count in itertools.product(TIERS, (1, 3)):
+        with isa(tier), torch_threads(count):
+            whole = sgl_kernel.weight_packed_linear(mat1, stored, bias, True, F32)
+            for rows in (1, 2, 4, 5, 13, 97):
+                part = sgl_kernel.weight_packed_linear(mat1[:rows], stored, bias, True, F32)
+                assert torch.equal(part, whole[:rows]), f"{tier}: {rows} rows"
+        results.append(whole)
     assert all(torch.equal(whole, results[0]) for whole in results)
 
 

@@ -148,6 +148,7 @@ def test_weights_are_mapped_and_aligned(tmp_path: Path) -> None:
         for line in Path("/proc/self/maps").read_text().splitlines()
         if line.endswith(file)
     ]
+    assert parameters
     for name, tensor in parameters.items():
         address = tensor.data_ptr()
         assert any(first <= address < last for first, last in maps), name

@@ -16,28 +16,20 @@ from srt.managers.tokenizer import encode, load_tokenizer
 from srt.model_executor.model_runner import ModelRunner
 from srt.perplexity.perplexity import compute_perplexity
 from srt.test.ci_register import register_cpu_ci
-from srt.test.tiny_llama import (
-    TINY_CONFIG,
-    make_tensors,
-    quantize,
-    reference_model,
-    write_checkpoint,
-)
-from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
+from srt.test.tiny_llama import reference_model
+from srt.test.tiny_text_model import TEXT_CONFIG, write_text_model
+from srt.test.tiny_tokenizer import VOCAB_SIZE
 
 register_cpu_ci(est_time=10, suite="per-commit")
 
-CONFIG = TINY_CONFIG | {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 640}
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+CONFIG = TEXT_CONFIG | {"max_position_embeddings": 640}
 TEXT = "It is a truth universally acknowledged, that a single man in possession of a good fortune"
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("perplexity")
-    write_checkpoint(path, CONFIG, quantize(make_tensors(CONFIG)), FP8)
-    write_tokenizer(path)
-    return path
+    return write_text_model(path, CONFIG)
 
 
 @pytest.fixture(scope="module")

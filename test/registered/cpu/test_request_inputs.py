@@ -14,12 +14,12 @@ from srt import Engine, SamplingParams
 from srt.errors import RequestError
 from srt.managers.tokenizer import encode_chat, render_chat
 from srt.test.ci_register import register_cpu_ci
-from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
-from srt.test.tiny_tokenizer import VOCAB_SIZE, make_tokenizer, write_tokenizer
+from srt.test.tiny_text_model import TEXT_CONFIG, write_text_model
+from srt.test.tiny_tokenizer import VOCAB_SIZE, make_tokenizer
 
 register_cpu_ci(est_time=12, suite="per-commit")
 
-CONFIG = TINY_CONFIG | {"vocab_size": VOCAB_SIZE, "max_position_embeddings": 128}
+CONFIG = TEXT_CONFIG | {"max_position_embeddings": 128}
 GREEDY = SamplingParams(temperature=0, max_new_tokens=3, ignore_eos=True)
 IDS = [5, 9, 100]
 INTEGER_DTYPES = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]
@@ -28,8 +28,7 @@ INTEGER_DTYPES = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, n
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     directory = tmp_path_factory.mktemp("inputs")
-    write_checkpoint(directory, CONFIG, quantize(make_tensors(CONFIG)), {"quant_method": "fp8"})
-    write_tokenizer(directory)
+    write_text_model(directory, CONFIG)
     with Engine(directory, max_total_tokens=512, progress=False) as engine:
         yield engine
 

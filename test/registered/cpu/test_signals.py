@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from srt.test.ci_register import register_cpu_ci
-from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
-from srt.test.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
+from srt.test.tiny_text_model import write_text_model
 
 register_cpu_ci(est_time=15, suite="per-commit")
 
@@ -36,10 +35,7 @@ sys.meta_path.insert(0, Trap())
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("signals")
-    config = TINY_CONFIG | {"vocab_size": VOCAB_SIZE}
-    write_checkpoint(directory, config, quantize(make_tensors(config)), {"quant_method": "fp8"})
-    write_tokenizer(directory)
-    return str(directory)
+    return str(write_text_model(directory))
 
 
 def generate(model: str) -> list[str]:

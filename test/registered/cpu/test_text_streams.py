@@ -12,8 +12,8 @@ import pytest
 
 from srt.cli.main import main
 from srt.test.ci_register import register_cpu_ci
-from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
-from srt.test.tiny_tokenizer import VOCAB_SIZE, make_tokenizer, write_tokenizer
+from srt.test.tiny_text_model import write_text_model
+from srt.test.tiny_tokenizer import make_tokenizer
 from srt.utils.text_streams import prepare_streams, read_stdin
 
 register_cpu_ci(est_time=12, suite="per-commit")
@@ -25,10 +25,7 @@ BYTES = CHARACTER.encode()
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("streams")
-    config = TINY_CONFIG | {"vocab_size": VOCAB_SIZE}
-    write_checkpoint(directory, config, quantize(make_tensors(config)), {"quant_method": "fp8"})
-    write_tokenizer(directory)
-    return str(directory)
+    return str(write_text_model(directory))
 
 
 def srt(

@@ -33,10 +33,13 @@ from rich.console import Console
 from rich.table import Table
 
 import sgl_kernel
-from srt.checkpoint.checkpoint import Checkpoint
+from srt.checkpoint.dtypes import FP8_DTYPE
 from srt.checkpoint.writer import CheckpointWriter, TensorSpec
 from srt.configs.model_config import ModelConfig
+from srt.layers.dtypes import TORCH_DTYPES
 from srt.model_loader.loader import load_model
+from srt.model_loader.mapped_checkpoint import MappedCheckpoint
+from srt.model_loader.tensors import write_tensor
 from srt.utils.openmp import limit_spinning
 from srt.utils.process_memory import peak_rss
 
@@ -86,27 +89,27 @@ def write_checkpoint(directory: Path, config: dict[str, Any], max_shard_size: in
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
-    bf16, fp8 = torch.bfloat16, torch.float8_e4m3fn
-    specs = [TensorSpec("model.embed_tokens.weight", bf16, (config["vocab_size"], hidden))]
+    specs = [TensorSpec("model.embed_tokens.weight", "BF16", (config["vocab_size"], hidden))]
     for i in range(config["num_hidden_layers"]):
         for norm in ("input_layernorm", "post_attention_layernorm"):
-            specs.append(TensorSpec(f"model.layers.{i}.{norm}.weight", bf16, (hidden,)))
+            specs.append(TensorSpec(f"model.layers.{i}.{norm}.weight", "BF16", (hidden,)))
         for name, shape in linear.items():
-            specs.append(TensorSpec(f"model.layers.{i}.{name}.weight", fp8, shape))
-            specs.append(TensorSpec(f"model.layers.{i}.{name}.weight_scale", torch.float32, ()))
-    specs.append(TensorSpec("model.norm.weight", bf16, (hidden,)))
+            specs.append(TensorSpec(f"model.layers.{i}.{name}.weight", FP8_DTYPE, shape))
+            specs.append(TensorSpec(f"model.layers.{i}.{name}.weight_scale", "F32", ()))
+    specs.append(TensorSpec("model.norm.weight", "BF16", (hidden,)))
     if not config["tie_word_embeddings"]:
-        specs.append(TensorSpec("lm_head.weight", bf16, (config["vocab_size"], hidden)))
+        specs.append(TensorSpec("lm_head.weight", "BF16", (config["vocab_size"], hidden)))
     generator = torch.Generator().manual_seed(0)
     with CheckpointWriter(directory, specs, max_shard_size) as writer:
         for spec in specs:
-            if spec.dtype is fp8:
+            dtype = TORCH_DTYPES[spec.dtype]
+            if spec.dtype == FP8_DTYPE:
                 # Random bytes without NaN (0x7F and 0xFF).
                 codes = torch.randint(0, 126, spec.shape, dtype=torch.uint8, generator=generator)
-                writer.write(spec.name, codes.view(fp8))
+                write_tensor(writer, spec.name, codes.view(dtype))
             else:
                 values = torch.rand(spec.shape, generator=generator).add_(0.01)
-                writer.write(spec.name, values.to(spec.dtype))
+                write_tensor(writer, spec.name, values.to(dtype))
     (directory / "config.json").write_text(json.dumps(config, indent=2))
 
 
@@ -114,9 +117,9 @@ def read_and_pack(path: Path) -> float:
     """Seconds to read all bytes and to pack the matrices, with nothing checked or kept in order."""
     start = time.perf_counter()
     kept = []
-    with Checkpoint.open(path) as checkpoint:
+    with MappedCheckpoint.open(path) as checkpoint:
         for meta in checkpoint:
-            data = torch.empty(meta.shape, dtype=meta.torch_dtype)
+            data = torch.empty(meta.shape, dtype=TORCH_DTYPES[meta.dtype])
             data.copy_(checkpoint.get(meta.name))
             kept.append(sgl_kernel.convert_weight_packed(data) if data.dim() == 2 else data)
             checkpoint.release()

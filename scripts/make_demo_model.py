@@ -23,9 +23,10 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
 
+from srt.checkpoint.formats.schemes import SCHEMES
 from srt.checkpoint.writer import CheckpointWriter, TensorSpec
 from srt.errors import SrtError
-from srt.layers.quantization.fp8_quantization import SCHEMES
+from srt.model_loader.tensors import write_tensor
 from srt.quantize.quantizer import quantize_checkpoint
 from srt.utils.directory_replacement import (
     MANIFEST_FILE,
@@ -213,14 +214,14 @@ def write_bf16(gguf: Gguf, directory: Path, quiet: bool) -> None:
     tensors = gguf.tensors
     specs = [
         # GGUF lists the fastest dimension first.
-        TensorSpec(hf_name(t.name), torch.bfloat16, tuple(int(n) for n in reversed(t.shape)))
+        TensorSpec(hf_name(t.name), "BF16", tuple(int(n) for n in reversed(t.shape)))
         for t in tensors
     ]
     with CheckpointWriter(directory, specs) as writer:
         for tensor in tqdm(
             tensors, desc="converting to bf16", unit="tensor", disable=quiet or None
         ):
-            writer.write(hf_name(tensor.name), hf_tensor(tensor, heads, kv_heads))
+            write_tensor(writer, hf_name(tensor.name), hf_tensor(tensor, heads, kv_heads))
     write_json(directory / "config.json", config)
     write_json(directory / "generation_config.json", make_generation_config(config))
     write_json(directory / "tokenizer_config.json", make_tokenizer_config(gguf))

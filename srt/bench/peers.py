@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from srt.bench.workload import Case, Contender, Measurement, random_prompts
-from srt.checkpoint.hf_transformers import load_hf_model
+from srt.configs.hf_transformers import load_hf_model
 from srt.errors import SrtError
 
 _LLAMA_BENCH = "llama-bench"

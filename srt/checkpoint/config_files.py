@@ -1,4 +1,4 @@
-"""Reads the JSON files beside a checkpoint's weights. Imports neither torch nor transformers."""
+"""Reads the JSON files beside a checkpoint's weights."""
 
 from __future__ import annotations
 

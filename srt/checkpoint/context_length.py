@@ -1,4 +1,4 @@
-"""How long a sequence a model is made for. Imports no Torch, so that inspection can use it."""
+"""How long a sequence a model is made for."""
 
 from __future__ import annotations
 

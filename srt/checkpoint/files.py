@@ -2,7 +2,7 @@
 than its kind can be, and none whose JSON is nested beyond reason.
 
 A checkpoint comes from outside. What lies where a file should be may be a pipe, on which reading
-waits for ever, a device without an end, or gigabytes. Imports neither torch nor transformers.
+waits for ever, a device without an end, or gigabytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tells whether files and tensors are still what they were.
+"""Tells whether files, and bytes in memory, are still what they were.
 
-Tensor bytes are hashed with XXH3 (128 bits, https://xxhash.com), which runs at the speed of memory:
+Bytes are hashed with XXH3 (128 bits, https://xxhash.com), which runs at the speed of memory:
 it finds damage and change, and makes no promise against someone who wants to forge a match.
 """
 
@@ -11,14 +11,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 import xxhash
-from torch import Tensor
 
-from srt.checkpoint.checkpoint import Checkpoint
-
-# Bytes of a mapped checkpoint that may stay resident while it is hashed.
-_RELEASE_BYTES = 64 << 20
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
 # Longer than the tick of any file system's clock.
@@ -28,29 +22,6 @@ _RACY_NS = 2_000_000_000
 def digest_bytes(data: bytes | memoryview) -> str:
     """Hash of a buffer, 32 hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
-
-
-def digest_tensor(tensor: Tensor) -> str:
-    """Hash of a tensor's bytes; neither dtype nor shape enters."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    return digest_bytes(flat.view(torch.uint8).numpy().data)
-
-
-def digest_tensors(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
-    """Hash of each named tensor; the checkpoint's pages are released on the way.
-
-    Raises:
-        CheckpointError: A tensor is missing or cannot be read.
-    """
-    digests = {}
-    unreleased = 0
-    for name in names:
-        digests[name] = digest_tensor(checkpoint.get(name))
-        unreleased += checkpoint.meta(name).nbytes
-        if unreleased >= _RELEASE_BYTES:
-            checkpoint.release()
-            unreleased = 0
-    return digests
 
 
 def identify_files(files: Iterable[Path]) -> dict[str, list[int | str]]:

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from srt.checkpoint.files import lies_there, read_json
-from srt.errors import CheckpointError, RequestError
-from srt.sampling.sampling_params import DISTRIBUTION_NAMES, DistributionParams
+from srt.errors import CheckpointError
 
 GENERATION_CONFIG_FILE = "generation_config.json"
-SAMPLING_DEFAULTS = ("model", "greedy")
 
 
 def read_generation_config(directory: Path) -> Mapping[str, Any]:
@@ -40,32 +38,19 @@ def read_eos_token_ids(configs: Iterable[tuple[Path, Mapping[str, Any]]]) -> fro
     return frozenset(found)
 
 
-def get_sampling_defaults(directory: Path, source: str) -> DistributionParams:
-    """What stands in for sampling parameters that a request leaves open.
+def read_sampling_values(directory: Path, names: Iterable[str]) -> dict[str, Any]:
+    """What generation_config.json says of the sampling parameters `names`, unchecked; those that it
+    leaves open are absent, but for `temperature`, which is 0 for greedy.
 
-    As transformers reads generation_config.json, `do_sample: false` is greedy, and so is a file
-    that says nothing about sampling. As SGLang and vLLM read it, any of the other keys without
-    `do_sample` means sampling, and what is not said is 1 or off. The repetition penalty holds in
-    both cases.
-
-    Args:
-        directory: The checkpoint's.
-        source: `model` for what generation_config.json says, or `greedy`.
+    As transformers reads the file, `do_sample: false` is greedy, and so is one that says nothing
+    about sampling. As SGLang and vLLM read it, any of the other keys without `do_sample` means
+    sampling, and what is not said is 1 or off. The repetition penalty holds in both cases.
 
     Raises:
-        RequestError: Another `source`.
-        CheckpointError: A value out of range.
+        CheckpointError: The file cannot be read.
     """
-    if source not in SAMPLING_DEFAULTS:
-        raise RequestError(
-            f"sampling_defaults: expected {' or '.join(SAMPLING_DEFAULTS)}, found {source!r}"
-        )
-    if source == "greedy":
-        return DistributionParams()
-    file, generation = directory / GENERATION_CONFIG_FILE, read_generation_config(directory)
-    values = {
-        name: generation[name] for name in DISTRIBUTION_NAMES if generation.get(name) is not None
-    }
+    generation = read_generation_config(directory)
+    values = {name: generation[name] for name in names if generation.get(name) is not None}
     do_sample = generation.get("do_sample")
     if not isinstance(do_sample, bool):
         do_sample = bool(values.keys() - {"repetition_penalty"})
@@ -73,10 +58,4 @@ def get_sampling_defaults(directory: Path, source: str) -> DistributionParams:
         values.setdefault("temperature", 1.0)
     else:
         values["temperature"] = 0.0
-    try:
-        return DistributionParams(**values)
-    except RequestError as error:
-        raise CheckpointError(
-            f"{GENERATION_CONFIG_FILE} has a bad {str(error).removeprefix('sampling parameter ')}",
-            file=file,
-        ) from error
+    return values

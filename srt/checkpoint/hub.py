@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from srt.checkpoint.checkpoint import INDEX_FILE, SINGLE_FILE, read_index
 from srt.checkpoint.config_files import CONFIG_FILE, MISTRAL_FILE, MODELOPT_FILE
 from srt.checkpoint.files import lies_there
+from srt.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, read_index
 from srt.errors import CheckpointError, HubError
 
 # Configuration and tokenizer of a model in Hugging Face's form; a model has some of them.

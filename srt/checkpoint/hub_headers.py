@@ -18,14 +18,13 @@ from typing import Any
 
 from srt.checkpoint.config_files import CONFIG_FILE, MISTRAL_FILE
 from srt.checkpoint.files import lies_there
+from srt.checkpoint.headers import MAX_HEADER_BYTES
 from srt.checkpoint.hub import SMALL_FILES, HubSnapshot, find_model, list_weights
 from srt.errors import HubError
 from srt.utils.files import os_errors_explained
 
 # Most headers are shorter: one request a file.
 _FIRST_BYTES = 128 << 10
-# The library that reads them accepts no longer ones.
-_MAX_HEADER_BYTES = 100_000_000
 # Requests at once, and how often one is made again.
 _WORKERS = 8
 _RETRIES = 2
@@ -126,7 +125,7 @@ def _read_header(url: str) -> tuple[bytes, int]:
     """(a file's length field and header, bytes of the whole file)."""
     start, size = _read_range(url, 0, _FIRST_BYTES)
     end = 8 + int.from_bytes(start[:8], "little")
-    if len(start) < min(end, size) and end <= _MAX_HEADER_BYTES:
+    if len(start) < min(end, size) and end <= MAX_HEADER_BYTES:
         start += _read_range(url, len(start), end)[0]
     return start[:end], size
 

@@ -1,6 +1,4 @@
-"""What the KV cache holds of one token, from a model's configuration alone. Imports no Torch, so
-that inspection can use it.
-"""
+"""What the KV cache holds of one token, from a model's configuration alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

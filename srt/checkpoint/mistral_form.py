@@ -1,9 +1,8 @@
 """Mistral's own form of a checkpoint: `params.json` and `consolidated*.safetensors`.
 
 Its configuration is translated to the keys of transformers' config.json, so that the rest of the
-runtime knows one form. Names of tensors are translated by `weight_names`. The rows of the query and
-key projections are in another order: Mistral rotates neighbouring elements of a head (2i, 2i + 1),
-transformers and this runtime element i of its first half with element i of the second.
+runtime knows one form. Names of tensors are translated by `weight_names`, and rows of the query and
+key projections brought into another order when they are loaded (`srt.model_loader.mistral_rows`).
 
 Source of the keys: mistral_inference (`args.py`) and the public params.json files.
 """
@@ -12,21 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from srt.checkpoint.json_values import get_number, get_object
-from srt.checkpoint.quantization_keys import (
-    FP8,
-    MISTRAL_ACTIVATION_SCHEME,
-    MISTRAL_WEIGHT_FORMAT,
-)
-from srt.checkpoint.weight_names import split_tensor_name
+from srt.checkpoint.quantization_keys import E4M3_SPELLINGS, Key
 from srt.errors import CheckpointError, UnsupportedConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from srt.checkpoint.checkpoint import TensorMeta
 
 # Key of params.json -> key of config.json.
 _SIZES = {
@@ -38,10 +27,13 @@ _SIZES = {
     "hidden_dim": "intermediate_size",
     "vocab_size": "vocab_size",
 }
+WEIGHT_FORMAT: Key[bool] = Key("qformat_weight", E4M3_SPELLINGS)
+ACTIVATION_SCHEME: Key[str] = Key(
+    "qscheme_act", {"tensor": "static", "no_scales": "dynamic"}, default="dynamic"
+)
 # What transformers' configuration classes take, when params.json says nothing of a length.
 _DEFAULT_LENGTH = 128_000
 _ORIGINAL_LENGTH = "original_max_position_embeddings"
-_ROTATED = ("attention.wq", "attention.wk")
 
 
 def to_hf_config(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
@@ -137,35 +129,6 @@ def _quantization(quantization: Mapping[str, Any], file: Path) -> dict[str, Any]
     """The quantization_config of Mistral's `quantization`."""
     if "quant_method" in quantization:  # newer files hold transformers' own block
         return dict(quantization)
-    MISTRAL_WEIGHT_FORMAT.read(quantization, f"{file}: quantization")
-    scheme = MISTRAL_ACTIVATION_SCHEME.read(quantization, f"{file}: quantization")
-    return {"quant_method": FP8, "activation_scheme": scheme}
-
-
-def to_hf_rows(
-    meta: TensorMeta, tensor: Tensor, *, num_heads: int, num_kv_heads: int, head_dim: int
-) -> Tensor:
-    """`tensor` with its rows in transformers' order; itself unless its name in the checkpoint is
-    that of Mistral's query or key projection.
-
-    Weights `[N, K]`, biases and per-channel scales `[N, ...]` are reordered; a scale of one element
-    holds for all rows.
-
-    Raises:
-        CheckpointError: The tensor does not have one row for each of the projection's outputs, as a
-            grid of scales has not.
-    """
-    module, _ = split_tensor_name(meta.name)
-    if not module.endswith(_ROTATED) or tensor.numel() == 1:
-        return tensor
-    heads = num_heads if module.endswith(_ROTATED[0]) else num_kv_heads
-    if tensor.shape[0] != heads * head_dim:
-        raise CheckpointError(
-            "rows of this tensor cannot be brought into transformers' order",
-            file=meta.file,
-            tensor=meta.name,
-            expected=f"{heads * head_dim} rows, or one element",
-            found=list(meta.shape),
-        )
-    split = tensor.reshape(heads, head_dim // 2, 2, *tensor.shape[1:])
-    return split.transpose(1, 2).reshape(tensor.shape)
+    WEIGHT_FORMAT.read(quantization, f"{file}: quantization")
+    scheme = ACTIVATION_SCHEME.read(quantization, f"{file}: quantization")
+    return {"quant_method": "fp8", "activation_scheme": scheme}

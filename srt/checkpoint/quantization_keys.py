@@ -1,28 +1,21 @@
-"""How writers spell what runs here: one table for each key of a quantization configuration.
+"""How writers spell what runs here: tables of the values of a quantization configuration's keys.
 
 A checkpoint is made by one tool and read by many, and neither tools nor their versions agree on
-spellings: case, dashes, names of dtypes. The tables hold, in lower case, all that are known from
-the writers' and readers' sources (docs/formats.md names them) and what each means. What is not in a
-table is refused by name: it may change what the weights are.
+spellings: case, dashes, names of dtypes. A table holds, in lower case, all that are known from the
+writers' and readers' sources (docs/formats.md names them) and what each means. What is not in a
+table is refused by name: it may change what the weights are. The tables of one format are in its
+module of `formats/`; what several have is here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from srt.errors import UnsupportedConfigError
 
 T = TypeVar("T")
-
-
-class Block(Enum):
-    """What an algorithm's name says of blocks."""
-
-    NONE = "no blocks"
-    DEFAULT = "blocks of 128 x 128 where the configuration gives no size"
 
 
 @dataclass(frozen=True)
@@ -69,29 +62,8 @@ class Key(Generic[T]):
         return meaning
 
 
-# The classes that read a format's configuration are found by these names.
-FP8, COMPRESSED_TENSORS, MODELOPT, FBGEMM_FP8, QUARK = (
-    "fp8",
-    "compressed-tensors",
-    "modelopt",
-    "fbgemm_fp8",
-    "quark",
-)
-QUANT_METHOD: Key[str] = Key(
-    "quant_method",
-    {
-        "fp8": FP8,
-        "compressed-tensors": COMPRESSED_TENSORS,
-        "compressed_tensors": COMPRESSED_TENSORS,
-        "modelopt": MODELOPT,
-        "modelopt_fp8": MODELOPT,
-        "fbgemm_fp8": FBGEMM_FP8,
-        "fbgemm-fp8": FBGEMM_FP8,
-        "quark": QUARK,
-    },
-)
-
-_E4M3 = dict.fromkeys(
+# Of the dtype of weights.
+E4M3_SPELLINGS: Mapping[str, bool] = dict.fromkeys(
     (
         "e4m3",
         "e4m3fn",
@@ -103,59 +75,6 @@ _E4M3 = dict.fromkeys(
     ),
     True,
 )
-# Codes of FP8 weights: DeepSeek ("e4m3"), MiniMax ("float8_e4m3fn").
-WEIGHT_FORMAT: Key[bool] = Key("fmt", _E4M3, default=True)
-# The same in Mistral's own params.json, and in Quark's configuration.
-MISTRAL_WEIGHT_FORMAT: Key[bool] = Key("qformat_weight", _E4M3)
-QUARK_DTYPE: Key[bool] = Key("dtype", _E4M3)
-# Whether scales may be stored as exponents of two, in bytes.
-SCALE_FORMAT: Key[bool] = Key(
-    "scale_fmt",
-    {
-        **dict.fromkeys(("float", "float32", "fp32", "torch.float32"), False),
-        **dict.fromkeys(("ue8m0", "e8m0", "float8_e8m0fnu", "torch.float8_e8m0fnu"), True),
-    },
-    default=False,
-)
-# Activations stay in 16 bits here; the key says only whether there are scales for them.
-ACTIVATION_SCHEME: Key[str] = Key(
-    "activation_scheme", {"dynamic": "dynamic", "static": "static"}, default="dynamic"
-)
-MISTRAL_ACTIVATION_SCHEME: Key[str] = Key(
-    "qscheme_act", {"tensor": "static", "no_scales": "dynamic"}, default="dynamic"
-)
-# Weights of the experts of a mixture (transformers).
-EXPERT_DTYPE: Key[bool] = Key("expert_dtype", {"fp8": True}, default=True)
-
-# ModelOpt writes its own names of the block formats as they are, in lower case.
-QUANT_ALGO: Key[Block] = Key(
-    "quant_algo",
-    {
-        "fp8": Block.NONE,
-        "fp8_per_channel_per_token": Block.NONE,
-        "fp8_pc_pt": Block.NONE,
-        "fp8_pb": Block.DEFAULT,
-        "fp8_pb_wo": Block.DEFAULT,
-        "fp8_pb_real": Block.DEFAULT,
-    },
-)
-MIXED_PRECISION = "mixed_precision"
-
-# compressed-tensors; "naive-quantized" is what early versions called it.
-FORMAT: Key[bool] = Key(
-    "format", {"float-quantized": True, "naive-quantized": True, "naive_quantized": True}
-)
-STRATEGY: Key[str] = Key(
-    "strategy", {"tensor": "tensor", "channel": "channel", "block": "block"}, default="tensor"
-)
-# Names of whole schemes that a group may have instead of a description of its weights.
-PRESETS: Mapping[str, tuple[int, int] | None] = {
-    "fp8": None,
-    "fp8_dynamic": None,
-    "fp8_block": (128, 128),
-}
-# Quark's name for the elements that share a scale.
-QSCHEME: Key[str] = Key("qscheme", {"per_tensor": "tensor", "per_channel": "channel"})
 
 # Where configurations list the modules that stay unquantized.
 SKIP_LISTS = (

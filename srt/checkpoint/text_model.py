@@ -1,6 +1,4 @@
-"""Which text model a configuration describes, and whether it is one that runs here. Imports no
-Torch, so that inspection can use it.
-"""
+"""Which text model a configuration describes, and whether it is one that runs here."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,5 @@
 """Writes a safetensors checkpoint tensor by tensor, in shards, without holding a shard in memory.
+Takes bytes; `srt.model_loader.tensors` has the function that gives it Torch's tensors.
 
 The library's own writer needs all tensors of a file at once. Names, dtypes and shapes are known
 beforehand here, so a file's header is written first and each tensor's bytes go to their place when
@@ -8,6 +9,7 @@ they come. File and index layout are Hugging Face's (`save_pretrained`).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -15,30 +17,35 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-import torch
-
-from srt.checkpoint.checkpoint import DTYPES, INDEX_FILE, SINGLE_FILE
+from srt.checkpoint.dtypes import DTYPES
+from srt.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE
 
 # Hugging Face's default is 5 GB as well: hosts and file systems stay clear of their limits.
 MAX_SHARD_SIZE = 5_000_000_000
 # Bytes of a cache line: kernels read mapped weights that begin at one faster.
 _ALIGNMENT = 64
 
-_CODES = {name: code for code, (name, _) in DTYPES.items()}
-
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that is going to be written: its name, dtype and shape."""
+    """A tensor that is going to be written: its name, dtype code (one of `DTYPES`) and shape."""
 
     name: str
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return DTYPES[self.dtype][1]
 
     @property
     def nbytes(self) -> int:
         """Bytes of its data."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        return math.prod(self.shape) * self.itemsize
+
+    def __str__(self) -> str:
+        return f"{DTYPES[self.dtype][0]} {list(self.shape)}"
 
 
 @dataclass(frozen=True)
@@ -83,9 +90,7 @@ class CheckpointWriter:
     def _start_file(self, file: Path, shard: list[TensorSpec]) -> None:
         # First what fills whole cache lines, which keeps these tensors aligned to such; then widest
         # elements first, as the library does, so that all are aligned to their dtype.
-        ordered = sorted(
-            shard, key=lambda spec: (spec.nbytes % _ALIGNMENT != 0, -spec.dtype.itemsize)
-        )
+        ordered = sorted(shard, key=lambda spec: (spec.nbytes % _ALIGNMENT != 0, -spec.itemsize))
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         starts: list[int] = []
         end = 0
@@ -95,7 +100,7 @@ class CheckpointWriter:
             starts.append(end)
             end += spec.nbytes
             header[spec.name] = {
-                "dtype": _CODES[str(spec.dtype).removeprefix("torch.")],
+                "dtype": spec.dtype,
                 "shape": list(spec.shape),
                 "data_offsets": [starts[-1], end],
             }
@@ -109,19 +114,24 @@ class CheckpointWriter:
         for spec, start in zip(ordered, starts, strict=True):
             self._slots[spec.name] = _Slot(spec, file, data + start)
 
-    def write(self, name: str, tensor: torch.Tensor) -> None:
-        """Writes one tensor, any strides; raises ValueError if it is not as announced."""
+    def write(self, spec: TensorSpec, data: memoryview) -> None:
+        """Writes one tensor; raises ValueError if it is not as announced.
+
+        Args:
+            spec: What it is.
+            data: Its elements, row by row.
+        """
+        name = spec.name
         slot = self._slots.get(name)
         if slot is None or name not in self._missing:
             raise ValueError(f"tensor {name} was {'written before' if slot else 'not announced'}")
-        if tensor.dtype != slot.spec.dtype or tuple(tensor.shape) != slot.spec.shape:
+        if spec != slot.spec or data.nbytes != spec.nbytes:
             raise ValueError(
-                f"tensor {name}: expected {slot.spec.dtype} {list(slot.spec.shape)}, "
-                f"got {tensor.dtype} {list(tensor.shape)}"
+                f"tensor {name}: expected {slot.spec}, got {spec} of {data.nbytes} bytes"
             )
         stream = self._files[slot.file]
         stream.seek(slot.offset)
-        stream.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        stream.write(data)
         self._missing.remove(name)
 
     def __enter__(self) -> CheckpointWriter:

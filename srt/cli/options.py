@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srt.checkpoint.dtypes import DTYPES, KV_CACHE_DTYPES, QUANTIZATION_CHOICES
+from srt.checkpoint.formats.schemes import QUANTIZATION_CHOICES
+from srt.configs.dtypes import ACTIVATION_DTYPES, KV_CACHE_DTYPES
 from srt.errors import RequestError
 from srt.utils.kernels import load_kernels
 from srt.utils.text_streams import read_stdin
@@ -30,7 +31,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
     )
     group.add_argument(
         "--dtype",
-        choices=tuple(DTYPES),
+        choices=tuple(ACTIVATION_DTYPES),
         default="auto",
         metavar="DTYPE",
         help="dtype of activations: bfloat16 (bf16), float16 (half, fp16), float32 (float, fp32) "

@@ -53,8 +53,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
     from srt.checkpoint.checkpoint import Checkpoint
+    from srt.checkpoint.formats.schemes import SCHEMES
     from srt.checkpoint.hub import resolve_model
-    from srt.layers.quantization.fp8_quantization import SCHEMES
     from srt.quantize.quantizer import quantize_checkpoint
     from srt.utils.directory_replacement import check_destination
 

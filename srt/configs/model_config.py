@@ -9,19 +9,20 @@ import torch
 
 from srt.checkpoint.config_files import CONFIG_FILE, read_config
 from srt.checkpoint.context_length import LONGEST_CONTEXT, get_context_length
-from srt.checkpoint.dtypes import DTYPES
 from srt.checkpoint.files import blaming
-from srt.checkpoint.formats import get_quantization_config
+from srt.checkpoint.formats.quantization_config import QuantizationConfig
+from srt.checkpoint.formats.registry import get_quantization_config
 from srt.checkpoint.generation_config import (
     GENERATION_CONFIG_FILE,
     read_eos_token_ids,
     read_generation_config,
 )
-from srt.checkpoint.hf_transformers import load_hf_config
 from srt.checkpoint.kv_layout import KVLayout, get_kv_layout
 from srt.checkpoint.text_model import get_text_model
+from srt.checkpoint.unused_tensors import UnusedTensors
+from srt.configs.dtypes import ACTIVATION_DTYPES
+from srt.configs.hf_transformers import load_hf_config
 from srt.errors import CheckpointError, UnsupportedConfigError
-from srt.layers.quantization.base_config import QuantizationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class ModelConfig:
         eos_token_ids: Tokens that end a generation, by any of the files; the engine adds those of
             the tokenizer.
         quant_config: The checkpoint's quantization format, or None.
-        skipped_modules: Modules of the checkpoint that text does not need, in canonical names.
+        unused_tensors: Which of the checkpoint's tensors it does without.
         quantization: One of QUANTIZATION_CHOICES, or None: what `quant_config` does to an
             unquantized checkpoint.
     """
@@ -61,7 +62,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
     quant_config: QuantizationConfig | None
-    skipped_modules: tuple[str, ...] = ()
+    unused_tensors: UnusedTensors
     quantization: str | None = None
 
     @classmethod
@@ -76,8 +77,8 @@ class ModelConfig:
 
         Args:
             path: The directory.
-            dtype: One of DTYPES; `auto` is float16, whose significand has three more bits
-                than that of bfloat16 and which the kernels multiply as fast.
+            dtype: One of ACTIVATION_DTYPES; `auto` is float16, whose significand has three more
+                bits than that of bfloat16 and which the kernels multiply as fast.
             context_length: Limit below the model's own.
             quantization: One of QUANTIZATION_CHOICES, to quantize an unquantized checkpoint while
                 it is loaded.
@@ -143,6 +144,7 @@ class ModelConfig:
             raise UnsupportedConfigError(
                 f"context length {context_length} is not between 1 and the model's {own_length}"
             )
+        tied = bool(hf_config.tie_word_embeddings)
         return cls(
             path=directory,
             hf_config=hf_config,
@@ -156,21 +158,27 @@ class ModelConfig:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             kv_layout=get_kv_layout(hf_config.to_dict()),
-            tie_word_embeddings=bool(hf_config.tie_word_embeddings),
+            tie_word_embeddings=tied,
             eos_token_ids=read_eos_token_ids(
                 [(config_file, raw), (config_file, text), (generation_file, generation)]
             ),
             quant_config=quant_config,
-            skipped_modules=model.skipped_modules,
+            unused_tensors=UnusedTensors(
+                skipped_modules=model.skipped_modules,
+                tied=tied,
+                num_layers=hf_config.num_hidden_layers,
+                num_predicting_layers=text.get("num_nextn_predict_layers") or 0,
+                has_scales=quant_config is not None and quant_config.has_scales,
+            ),
             quantization=quantization,
         )
 
 
 def _resolve_dtype(requested: str) -> torch.dtype:
-    if requested not in DTYPES:
+    if requested not in ACTIVATION_DTYPES:
         raise UnsupportedConfigError(
-            f"dtype {requested!r} is not supported; expected one of {', '.join(DTYPES)}"
+            f"dtype {requested!r} is not supported; expected one of {', '.join(ACTIVATION_DTYPES)}"
         )
-    name = DTYPES[requested]
+    name = ACTIVATION_DTYPES[requested]
     dtype: torch.dtype = torch.float16 if name == "auto" else getattr(torch, name)
     return dtype

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from srt.checkpoint.generation_config import get_sampling_defaults
 from srt.checkpoint.hub import resolve_model
 from srt.configs.model_config import ModelConfig
 from srt.entrypoints.chunk_stream import ChunkRouter, ChunkStream
@@ -24,6 +23,7 @@ from srt.managers.tokenizer import Message, load_tokenizer
 from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION
 from srt.model_executor.cpu_graph_runner import default_batch_sizes
 from srt.model_executor.model_runner import ModelRunner
+from srt.sampling.sampling_defaults import get_sampling_defaults
 from srt.sampling.sampling_params import SamplingParams
 from srt.utils.threads import apply_thread_plan, plan_threads
 

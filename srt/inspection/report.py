@@ -7,12 +7,12 @@ which is imported once nothing else speaks against running.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from srt.checkpoint.checkpoint import INDEX_FILE, Checkpoint, TensorMeta, has_weights, read_index
+from srt.checkpoint.checkpoint import Checkpoint
 from srt.checkpoint.config_files import (
     CONFIG_FILE,
     find_quantization,
@@ -21,15 +21,21 @@ from srt.checkpoint.config_files import (
 )
 from srt.checkpoint.context_length import get_context_length
 from srt.checkpoint.files import blaming
-from srt.checkpoint.formats import QuantizationConfig, get_quantization_config
-from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig
-from srt.checkpoint.formats.kv_scales import find_kv_scales
-from srt.checkpoint.formats.weight_scales import UNUSED_SCALE_NAMES, WEIGHT_SCALE_NAMES
+from srt.checkpoint.formats.quantization_config import QuantizationConfig
+from srt.checkpoint.formats.registry import get_quantization_config
 from srt.checkpoint.hub_headers import open_headers
 from srt.checkpoint.kv_layout import get_kv_layout
+from srt.checkpoint.kv_scales import find_kv_scales
 from srt.checkpoint.quantization_keys import SKIP_LISTS
-from srt.checkpoint.scheme_names import FLOATS, UNQUANTIZED
-from srt.checkpoint.tensor_groups import (
+from srt.checkpoint.tensor_meta import TensorMeta
+from srt.checkpoint.text_model import TextModel, get_text_model
+from srt.checkpoint.unused_tensors import UnusedTensors
+from srt.checkpoint.weight_files import INDEX_FILE, has_weights, read_index
+from srt.checkpoint.weight_names import split_tensor_name
+from srt.checkpoint.weight_scales import WEIGHT_SCALE_NAMES
+from srt.errors import HubError, SrtError
+from srt.inspection.scheme_names import FLOATS, UNQUANTIZED
+from srt.inspection.tensor_groups import (
     DtypeUse,
     IgnoredGroup,
     ModuleGroup,
@@ -37,9 +43,6 @@ from srt.checkpoint.tensor_groups import (
     count_ignored,
     count_modules,
 )
-from srt.checkpoint.text_model import TextModel, get_text_model
-from srt.checkpoint.weight_names import canonical_name, is_derived_buffer, split_tensor_name
-from srt.errors import HubError, SrtError
 from srt.utils.host_memory import read_host_memory
 from srt.utils.kernels import load_kernels
 
@@ -157,7 +160,7 @@ def _inspect_directory(directory: Path) -> Inspection:
     ignored = _find_ignored(metas, model)
     used = [meta for meta in metas if meta.name not in ignored]
     memory = _memory_use(model.config, used if checkpoint else None)
-    block_size = quant.block_size if isinstance(quant, Fp8CheckpointConfig) else lambda module: None
+    block_size = quant.block_size if quant else lambda module: None
     modules = count_modules(used, block_size, block)
     if not problems and checkpoint is not None:
         _check_loading(directory, checkpoint, problems)
@@ -222,10 +225,10 @@ def _check_loading(directory: Path, checkpoint: Checkpoint, problems: list[str])
     """Adds what would end loading, found by the steps that loading takes."""
     try:
         load_kernels()
-        from srt.checkpoint.generation_config import get_sampling_defaults
-        from srt.checkpoint.hf_transformers import load_tokenizer
+        from srt.configs.hf_transformers import load_tokenizer
         from srt.configs.model_config import ModelConfig
         from srt.model_loader.loader import check_model
+        from srt.sampling.sampling_defaults import get_sampling_defaults
 
         config = ModelConfig.from_pretrained(directory)
         get_sampling_defaults(directory, "model")
@@ -240,30 +243,16 @@ def _listed_unquantized(block: Mapping[str, Any] | None) -> list[str]:
     return [str(name) for names in lists if isinstance(names, list) for name in names]
 
 
-def _find_ignored(metas: Sequence[TensorMeta], model: TextModel) -> dict[str, str]:
+def _find_ignored(metas: Iterable[TensorMeta], model: TextModel) -> dict[str, str]:
     """Tensor name -> why it is not used."""
-    config = model.config
-    layers = _positive(config.get("num_hidden_layers")) or 0
-    extra = min(_positive(config.get("num_nextn_predict_layers")) or 0, len(metas))
-    predicting = tuple(f"layers.{i}." for i in range(layers, layers + extra))
-    skipped = tuple(f"{module}." for module in model.skipped_modules)
-    kv_scales = {meta.name for scales in find_kv_scales(metas).values() for meta in scales.tensors}
-    reasons = {}
-    for meta in metas:
-        name = canonical_name(meta.name)
-        if name.startswith(skipped):
-            reasons[meta.name] = "text does without"
-        elif meta.name in kv_scales:
-            reasons[meta.name] = "only for an FP8 KV cache (--kv-cache-dtype fp8_e4m3)"
-        elif split_tensor_name(name)[1] in UNUSED_SCALE_NAMES:
-            reasons[meta.name] = "activations stay in 16 bits"
-        elif config.get("tie_word_embeddings") and name.startswith("lm_head."):
-            reasons[meta.name] = "lm_head is tied to the embeddings"
-        elif is_derived_buffer(name):
-            reasons[meta.name] = "follows from the configuration"
-        elif name.startswith(predicting):
-            reasons[meta.name] = "predicts further tokens, for speculative decoding"
-    return reasons
+    unused = UnusedTensors(
+        skipped_modules=model.skipped_modules,
+        tied=bool(model.config.get("tie_word_embeddings")),
+        num_layers=_positive(model.config.get("num_hidden_layers")) or 0,
+        num_predicting_layers=_positive(model.config.get("num_nextn_predict_layers")) or 0,
+    )
+    reasons = ((meta.name, unused.reason(meta.name)) for meta in metas)
+    return {name: reason for name, reason in reasons if reason is not None}
 
 
 def _describe_scheme(quantization: Mapping[str, Any] | None, modules: Iterable[ModuleGroup]) -> str:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from srt.layers.linear import LinearBase
-from srt.layers.quantization.base_config import LinearMethodBase
+from srt.layers.quantization.linear_method import LinearMethodBase
 from srt.layers.quantization.mixed_linear import LinearPart, MixedLinearMethod
 
 # Rows of the identity that one product takes.

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import sgl_kernel
+from srt.checkpoint.formats.quantization_config import QuantizationConfig
 from srt.layers.float32 import Float32LinearMethod
 from srt.layers.linear import Linear
-from srt.layers.quantization.base_config import QuantizationConfig
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from srt.checkpoint.formats.quantization_config import QuantizationConfig
 from srt.layers.parameter import ModelParameter
-from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
-from srt.layers.quantization.unquant import UnquantizedLinearMethod
+from srt.layers.quantization.select_method import get_linear_method
 
 
 class LinearBase(nn.Module):
@@ -40,13 +40,7 @@ class LinearBase(nn.Module):
         super().__init__()
         self.input_size = input_size
         self.output_size = output_size
-        self.quant_method: LinearMethodBase
-        if quant_config is None:
-            self.quant_method = UnquantizedLinearMethod()
-        else:
-            parent = prefix.rpartition(".")[0]
-            shard_names = [f"{parent}.{shard}" if parent else shard for shard in shard_sizes]
-            self.quant_method = quant_config.get_linear_method(prefix, shard_names)
+        self.quant_method = get_linear_method(quant_config, prefix, list(shard_sizes))
         self.quant_method.create_weights(self, input_size, output_size, shard_sizes)
         self.bias: nn.Parameter | None = None
         if bias:

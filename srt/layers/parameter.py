@@ -11,17 +11,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from srt.checkpoint.checkpoint import TensorMeta
+from srt.checkpoint.dtypes import BYTE_DTYPE, FLOAT_DTYPES, SCALE_DTYPES, join_names
+from srt.checkpoint.tensor_meta import TensorMeta
 from srt.errors import CheckpointError
+from srt.utils.arithmetic import ceil_div
 from srt.utils.huge_pages import HugePageArena
 
 # A shard's name within a merged layer; None is the whole parameter.
 ShardId = str | None
-
-FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Of scales: floats, and exponents of two, which some writers store as plain bytes. Whether a
-# configuration says so is checked where its format is known.
-SCALE_DTYPES = (*FLOAT_DTYPES, torch.float8_e8m0fnu, torch.uint8)
 
 
 class ModelParameter(nn.Parameter):
@@ -31,17 +28,18 @@ class ModelParameter(nn.Parameter):
     Args:
         data: Storage; on the meta device until :meth:`materialize`.
         shard_sizes: Rows of each shard in order, for merged layers; they add up to N.
-        source_dtypes: Dtypes that a checkpoint may hold; other than `data`'s are converted.
+        source_dtypes: Codes of the dtypes that a checkpoint may hold; other than `data`'s are
+            converted.
     """
 
     shards: dict[str, slice]
-    source_dtypes: tuple[torch.dtype, ...]
+    source_dtypes: tuple[str, ...]
 
     def __new__(
         cls,
         data: Tensor,
         shard_sizes: Mapping[str, int] | None = None,
-        source_dtypes: tuple[torch.dtype, ...] = FLOAT_DTYPES,
+        source_dtypes: tuple[str, ...] = FLOAT_DTYPES,
     ) -> "ModelParameter":
         self = super().__new__(cls, data, requires_grad=False)
         self.source_dtypes = source_dtypes
@@ -89,15 +87,13 @@ class ModelParameter(nn.Parameter):
         return self.data if shard_id is None else self.data[self.shards[shard_id]]
 
     def _check_dtype(self, meta: TensorMeta) -> None:
-        if meta.torch_dtype not in self.source_dtypes:
+        if meta.dtype not in self.source_dtypes:
             raise CheckpointError(
                 "a tensor has the wrong dtype",
                 file=meta.file,
                 tensor=meta.name,
-                expected=" or ".join(
-                    str(dtype).removeprefix("torch.") for dtype in self.source_dtypes
-                ),
-                found=str(meta.torch_dtype).removeprefix("torch."),
+                expected=join_names(self.source_dtypes),
+                found=meta.dtype_name,
             )
 
 
@@ -137,7 +133,8 @@ class WeightScaleParameter(ModelParameter):
     - with `source_block` (block_n, block_k): `[ceil(rows / block_n), ceil(K / block_k)]`, or the
       same with sizes of 1 in between, `[n, 1, k, 1]`.
 
-    All dtypes of SCALE_DTYPES convert to float32 exactly.
+    All dtypes of scales convert to float32 exactly. Whether a configuration says that bytes are
+    exponents of two is checked where its format is known.
 
     Args:
         weight_shape: (N, K).
@@ -162,7 +159,7 @@ class WeightScaleParameter(ModelParameter):
         if data is None:
             columns = ceil_div(weight_shape[1], source_block[1]) if source_block else 1
             data = torch.empty(ceil_div(weight_shape[0], row_block), columns, dtype=torch.float32)
-        self = super().__new__(cls, data, shard_sizes, SCALE_DTYPES)
+        self = super().__new__(cls, data, shard_sizes, (*SCALE_DTYPES, BYTE_DTYPE))
         assert isinstance(self, WeightScaleParameter)
         self.weight_shape, self.source_block, self.row_block = weight_shape, source_block, row_block
         return self
@@ -242,8 +239,3 @@ class WeightScaleParameter(ModelParameter):
 
     def _weight_rows(self, shard_id: ShardId) -> slice:
         return slice(0, self.weight_shape[0]) if shard_id is None else self.shards[shard_id]
-
-
-def ceil_div(a: int, b: int) -> int:
-    """`a / b`, rounded up."""
-    return -(-a // b)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import sgl_kernel
-from srt.layers.quantization.fp8_quantization import SCHEMES, encode_weight
+from srt.checkpoint.formats.schemes import SCHEMES
+from srt.layers.quantization.fp8_quantization import encode_weight
 from srt.layers.quantization.unquant import UnquantizedLinearMethod
 from srt.layers.vocab_embedding import LMHead, TiedLMHead
 

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from srt.checkpoint.formats.quantization_config import QuantizationConfig
 from srt.layers.linear import Linear
 from srt.layers.parameter import ModelParameter
-from srt.layers.quantization.base_config import QuantizationConfig
 from srt.layers.weight_utils import pack_weight_
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from srt.checkpoint.files import explain
-from srt.checkpoint.hf_transformers import load_tokenizer
+from srt.configs.hf_transformers import load_tokenizer
 from srt.errors import RequestError
 from srt.managers.chat_template import get_renderer
 from srt.managers.messages import Message, check_message, check_template_kwargs, check_text

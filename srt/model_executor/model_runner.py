@@ -10,19 +10,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from srt.checkpoint.dtypes import KV_CACHE_DTYPES
+from srt.configs.dtypes import KV_CACHE_DTYPES
 from srt.configs.model_config import ModelConfig
 from srt.errors import RequestError
 from srt.layers.forward_batch_info import ForwardBatch, ForwardMode
 from srt.mem_cache.allocator import TokenToKVPoolAllocator
 from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION, check_mem_fraction, choose_cache_size
-from srt.mem_cache.kv_scales import read_kv_scales
 from srt.mem_cache.memory_pool import TokenToKVPool
 from srt.mem_cache.req_to_token_pool import ReqToTokenPool
 from srt.model_executor.cpu_graph_runner import CPUGraphRunner
 from srt.model_executor.decode_buffers import DecodeBuffers
 from srt.model_executor.fast_attributes import flatten_attributes
 from srt.model_executor.step_graph_runner import StepGraphRunner
+from srt.model_loader.kv_scales import read_kv_scales
 from srt.model_loader.loader import load_model
 from srt.models.decoder import CausalLM
 from srt.utils.host_memory import read_host_memory

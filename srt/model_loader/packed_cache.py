@@ -4,8 +4,7 @@ The first start writes an entry of `DIR`: the packed parameters as safetensors f
 Later starts map these files and neither copy nor pack; processes that run the same model share the
 pages. An entry is used only if
 
-- everything that decides what packed parameters look like is the same (`cache_key`): versions, the
-  kernels' layout, options, configuration files, and which tensor fills which parameter;
+- everything that decides what packed parameters look like is the same (`packed_layout.py`);
 - the checkpoint's tensors are the same: by the identity of its files, or else by their hashes;
 - the parameters have the hashes that the manifest holds, which each start computes.
 
@@ -21,32 +20,22 @@ import json
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-import sgl_kernel
-from srt.checkpoint.checkpoint import Checkpoint
-from srt.checkpoint.config_files import CONFIG_FILE, MISTRAL_FILE, MODELOPT_FILE
-from srt.checkpoint.files import MAX_INDEX_BYTES, blaming, lies_there, read_bytes, read_json
-from srt.checkpoint.fingerprint import (
-    are_settled,
-    digest_bytes,
-    digest_tensor,
-    digest_tensors,
-    identify_files,
-)
-from srt.checkpoint.writer import CheckpointWriter, TensorSpec
+from srt.checkpoint.files import MAX_INDEX_BYTES, blaming, read_json
+from srt.checkpoint.fingerprint import are_settled, digest_bytes, identify_files
+from srt.checkpoint.writer import CheckpointWriter
 from srt.errors import CheckpointError, SrtError
+from srt.model_loader.mapped_checkpoint import MappedCheckpoint, digest_tensors
+from srt.model_loader.tensors import digest_tensor, tensor_spec, write_tensor
 from srt.utils.files import os_errors_explained
 from srt.utils.progress import byte_bar
 from srt.utils.scratch import open_scratch, recover
-from srt.version import __version__
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -54,52 +43,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
-# Raise when entries or the way to read them change.
-_FORMAT = 2
 # Of the checkpoint's name in that of an entry; the hash behind it tells entries apart.
 _NAME_BYTES = 80
 # Room for headers and manifest when the free disk space is checked.
 _DISK_RESERVE = 16 << 20
-
-
-def cache_key(
-    config_directory: Path, options: Mapping[str, str | None], places: object
-) -> dict[str, Any]:
-    """What packed parameters depend on besides the checkpoint's bytes.
-
-    Args:
-        config_directory: The checkpoint's directory.
-        options: Dtype of activations and how to quantize while loading.
-        places: Which tensors fill which parameters of which layers, as JSON can hold it.
-    """
-    files = (CONFIG_FILE, MODELOPT_FILE, MISTRAL_FILE)
-    found = [config_directory / name for name in files if lies_there(config_directory / name)]
-    return {
-        "format": _FORMAT,
-        "srt": [__version__, _code_digest()],
-        "kernels": [sgl_kernel.__version__, _layout_digest()],
-        "byte order": sys.byteorder,
-        "options": dict(options),
-        "configuration": {file.name: digest_bytes(read_bytes(file)) for file in found},
-        "places": digest_bytes(json.dumps(places).encode()),
-    }
-
-
-def _code_digest() -> str:
-    """Tells versions of srt apart that have the same number, as they do while it is developed."""
-    package = Path(__file__).parents[1]
-    files = sorted(package.rglob("*.py"))
-    return digest_bytes("".join(digest_bytes(file.read_bytes()) for file in files).encode())
-
-
-def _layout_digest() -> str:
-    """Tells the kernels' packed layout by packing matrices that no block size divides."""
-    digests = []
-    for dtype in (torch.float8_e4m3fn, torch.bfloat16):
-        codes = torch.arange(67 * 131 * dtype.itemsize, dtype=torch.int32).remainder(113)
-        weight = codes.to(torch.uint8).view(dtype).view(67, 131)
-        digests.append(digest_tensor(sgl_kernel.convert_weight_packed(weight)))
-    return digest_bytes("".join(digests).encode())
 
 
 class PackedCache:
@@ -108,7 +55,7 @@ class PackedCache:
     Args:
         directory: The cache directory; created when there is something to write.
         checkpoint: The source.
-        key: Of `cache_key`.
+        key: Of `packed_layout_key`.
         tensors: Names of the source tensors that the model takes.
         progress: Show progress bars on stderr if that is a terminal.
 
@@ -119,7 +66,7 @@ class PackedCache:
     def __init__(
         self,
         directory: Path,
-        checkpoint: Checkpoint,
+        checkpoint: MappedCheckpoint,
         key: Mapping[str, Any],
         tensors: list[str],
         *,
@@ -199,7 +146,7 @@ class PackedCache:
     def _read_parameters(self, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
         """Mapped parameters by name. Raises CheckpointError unless all are as they were written."""
         digests = manifest["parameters"]
-        with Checkpoint.open(self._entry) as packed:
+        with MappedCheckpoint.open(self._entry) as packed:
             if set(packed.names()) != set(digests):
                 raise CheckpointError("the manifest names other parameters", file=self._entry)
             parameters = {name: packed.get(name) for name in digests}
@@ -254,13 +201,13 @@ class PackedCache:
 
     def _write(self, scratch: Path, parameters: Mapping[str, Tensor]) -> None:
         """Fills the empty directory `scratch`."""
-        specs = [TensorSpec(n, t.dtype, tuple(t.shape)) for n, t in parameters.items()]
+        specs = [tensor_spec(name, tensor) for name, tensor in parameters.items()]
         nbytes = sum(spec.nbytes for spec in specs)
         bar = byte_bar(nbytes, "Writing packed weights", enabled=self._progress)
         digests = {}
         with CheckpointWriter(scratch, specs) as writer:
             for name, tensor in _count(parameters, bar):
-                writer.write(name, tensor)
+                write_tensor(writer, name, tensor)
                 digests[name] = _digest_parameter(tensor)
         manifest = {
             "key": self._key,

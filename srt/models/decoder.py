@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from srt.checkpoint.weight_names import is_derived_buffer
+from srt.checkpoint.formats.quantization_config import QuantizationConfig
 from srt.configs.model_config import ModelConfig
 from srt.layers.activation import SiluAndMul
 from srt.layers.attention import RadixAttention
 from srt.layers.forward_batch_info import ForwardBatch, ForwardMode
 from srt.layers.layernorm import RMSNorm
 from srt.layers.linear import Linear, MergedLinear, QKVLinear
-from srt.layers.quantization.base_config import QuantizationConfig
 from srt.layers.quantized_lm_head import quantize_lm_head
 from srt.layers.rotary_embedding import RotaryEmbedding, get_rope
 from srt.layers.vocab_embedding import LMHead, TiedLMHead, VocabEmbedding
@@ -217,11 +216,9 @@ class CausalLM(nn.Module, ABC):
             mlp = self.make_mlp(config, i, quant, f"{prefix}.mlp")
             layers.append(DecoderLayer(config, attention, mlp))
         self.model = DecoderModel(config, layers, rope)
-        self.tied = config.tie_word_embeddings
-        self.skipped_modules = config.skipped_modules
         self.lm_head: nn.Module = (
             TiedLMHead(self.model.embed_tokens)
-            if self.tied
+            if config.tie_word_embeddings
             else LMHead(config.hidden_size, config.vocab_size, quant_config=quant)
         )
 
@@ -266,16 +263,6 @@ class CausalLM(nn.Module, ABC):
     def prepare_positions(self, length: int) -> None:
         """Makes the model ready for requests of up to `length` tokens."""
         self.model.rotary_emb.prepare(length)
-
-    def is_unused_tensor(self, name: str) -> bool:
-        """Whether a checkpoint may hold the tensor of this canonical name although the model has no
-        use for it.
-        """
-        return (
-            is_derived_buffer(name)
-            or (self.tied and name.startswith("lm_head."))
-            or name.startswith(tuple(f"{module}." for module in self.skipped_modules))
-        )
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits `[L, vocab_size]`, float32, after the tokens that `logits_indices` names."""

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from srt.checkpoint.formats.quantization_config import QuantizationConfig
 from srt.configs.model_config import ModelConfig
 from srt.errors import UnsupportedConfigError
 from srt.layers.attention import RadixLatentAttention
@@ -18,7 +19,6 @@ from srt.layers.forward_batch_info import ForwardBatch
 from srt.layers.latent_projection import LatentProjection
 from srt.layers.layernorm import RMSNorm
 from srt.layers.linear import Linear
-from srt.layers.quantization.base_config import QuantizationConfig
 from srt.layers.rotary_embedding import RotaryEmbedding, get_rope
 from srt.models.decoder import CausalLM, LayerOptions
 
@@ -103,13 +103,6 @@ def _softmax_scale(config: ModelConfig) -> float:
 
 class DeepseekV2ForCausalLM(CausalLM):
     """DeepSeek-V2."""
-
-    def __init__(self, config: ModelConfig, quant: QuantizationConfig | None) -> None:
-        super().__init__(config, quant)
-        first = config.num_hidden_layers
-        extra = getattr(config.hf_config, "num_nextn_predict_layers", None) or 0
-        # They predict further tokens, which is for speculative decoding.
-        self.skipped_modules += tuple(f"layers.{i}" for i in range(first, first + extra))
 
     def layer_options(self, config: ModelConfig, layer_id: int) -> LayerOptions:
         return LayerOptions(mlp_bias=bool(getattr(config.hf_config, "mlp_bias", False)))

@@ -17,23 +17,27 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from srt.checkpoint.checkpoint import Checkpoint, TensorMeta
+from srt.checkpoint.checkpoint import Checkpoint
 from srt.checkpoint.config_files import (
     CONFIG_FILE,
     find_quantization,
     is_mistral_form,
     read_config,
 )
+from srt.checkpoint.dtypes import FLOAT_DTYPES, FP8_DTYPE
+from srt.checkpoint.formats.schemes import Scheme
+from srt.checkpoint.tensor_meta import TensorMeta
 from srt.checkpoint.text_model import get_text_model
 from srt.checkpoint.weight_names import is_decoder_module, split_tensor_name
 from srt.checkpoint.writer import MAX_SHARD_SIZE, CheckpointWriter, TensorSpec
 from srt.errors import CheckpointError, UnsupportedConfigError
-from srt.layers.quantization.fp8_quantization import QuantizationError, Scheme, quantize_weight
+from srt.layers.dtypes import TORCH_DTYPES
+from srt.layers.quantization.fp8_quantization import QuantizationError, quantize_weight
+from srt.model_loader.mapped_checkpoint import MappedCheckpoint
+from srt.model_loader.tensors import write_tensor
 from srt.quantize.source_snapshot import SourceSnapshot
 from srt.utils.directory_replacement import replacing_directory
 from srt.utils.files import os_errors_explained
-
-_SOURCE_DTYPES = ("BF16", "F16", "F32")
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def quantize_checkpoint(
                 "it while loading (--quantization)"
             )
         _check_source_config(config, source / CONFIG_FILE)
-        with Checkpoint.open(source) as checkpoint:
+        with MappedCheckpoint.open(source) as checkpoint:
             _check_source_tensors(checkpoint)
             metas = sorted(checkpoint, key=lambda meta: _natural_key(meta.name))
             specs = [spec for meta in metas for spec in _output_specs(meta, scheme)]
@@ -125,7 +129,7 @@ def quantize_checkpoint(
 
 
 def _write_tensors(
-    checkpoint: Checkpoint,
+    checkpoint: MappedCheckpoint,
     metas: list[TensorMeta],
     writer: CheckpointWriter,
     scheme: Scheme,
@@ -147,13 +151,13 @@ def _write_tensors(
                     result = quantize_weight(tensor, scheme)
                 except ValueError as error:
                     raise _bad_weight(meta, str(error)) from error
-                writer.write(meta.name, result.weight)
-                writer.write(scale_name(meta.name, scheme), result.scale)
+                write_tensor(writer, meta.name, result.weight)
+                write_tensor(writer, scale_name(meta.name, scheme), result.scale)
                 reports.append(WeightReport(meta.name, meta.shape, result.error))
             else:
                 if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                     raise _bad_weight(meta, "the weight holds NaN or infinity")
-                writer.write(meta.name, tensor.to(_output_dtype(meta)))
+                write_tensor(writer, meta.name, tensor.to(TORCH_DTYPES[_output_dtype(meta)]))
             del tensor
             checkpoint.release()
             bar.update(meta.nbytes)
@@ -164,17 +168,17 @@ def _bad_weight(meta: TensorMeta, problem: str) -> CheckpointError:
     return CheckpointError(f"cannot quantize: {problem}", file=meta.file, tensor=meta.name)
 
 
-def _output_dtype(meta: TensorMeta) -> torch.dtype:
+def _output_dtype(meta: TensorMeta) -> str:
     """What stays unquantized keeps its 16-bit dtype; f32 becomes bf16, whose range is the same."""
-    return torch.bfloat16 if meta.dtype == "F32" else meta.torch_dtype
+    return "BF16" if meta.dtype == "F32" else meta.dtype
 
 
 def _output_specs(meta: TensorMeta, scheme: Scheme) -> Iterator[TensorSpec]:
     if not is_quantizable(meta):
         yield TensorSpec(meta.name, _output_dtype(meta), meta.shape)
         return
-    yield TensorSpec(meta.name, torch.float8_e4m3fn, meta.shape)
-    yield TensorSpec(scale_name(meta.name, scheme), torch.float32, scheme.scale_shape(meta.shape))
+    yield TensorSpec(meta.name, FP8_DTYPE, meta.shape)
+    yield TensorSpec(scale_name(meta.name, scheme), "F32", scheme.scale_shape(meta.shape))
 
 
 def _natural_key(name: str) -> list[tuple[int, str]]:
@@ -188,20 +192,20 @@ def _natural_key(name: str) -> list[tuple[int, str]]:
 
 def _check_source_tensors(checkpoint: Checkpoint) -> None:
     for meta in checkpoint:
-        if meta.dtype in ("F8_E4M3", "F8_E5M2") or meta.name.endswith("_scale_inv"):
+        if meta.dtype in (FP8_DTYPE, "F8_E5M2") or meta.name.endswith("_scale_inv"):
             raise CheckpointError(
                 "the source is quantized already",
                 file=meta.file,
                 tensor=meta.name,
-                expected=" or ".join(_SOURCE_DTYPES),
+                expected=" or ".join(FLOAT_DTYPES),
                 found=meta.dtype,
             )
-        if is_quantizable(meta) and meta.dtype not in _SOURCE_DTYPES:
+        if is_quantizable(meta) and meta.dtype not in FLOAT_DTYPES:
             raise CheckpointError(
                 "cannot quantize a weight of this dtype",
                 file=meta.file,
                 tensor=meta.name,
-                expected=" or ".join(_SOURCE_DTYPES),
+                expected=" or ".join(FLOAT_DTYPES),
                 found=meta.dtype,
             )
     if not any(is_quantizable(meta) for meta in checkpoint):
@@ -216,10 +220,10 @@ def _check_source_tensors(checkpoint: Checkpoint) -> None:
 def _write_config(
     config: dict[str, Any], metas: list[TensorMeta], scheme: Scheme, file: Path
 ) -> None:
-    kept = {str(_output_dtype(meta)) for meta in metas if meta.dtype in _SOURCE_DTYPES}
+    kept = {_output_dtype(meta) for meta in metas if meta.dtype in FLOAT_DTYPES}
     result = dict(config)
     key = "dtype" if "dtype" in config else "torch_dtype"
-    result[key] = "float16" if kept == {"torch.float16"} else "bfloat16"
+    result[key] = "float16" if kept == {"F16"} else "bfloat16"
     result["quantization_config"] = {
         "quant_method": "fp8",
         "fmt": "e4m3",

@@ -43,8 +43,7 @@ class SourceSnapshot:
         Raises:
             CheckpointError: It holds no weights, or a file that would be copied cannot be read.
         """
-        with Checkpoint.open(source) as checkpoint:
-            weights = checkpoint.files
+        weights = Checkpoint.open(source).files
         copied = _find_copied(source)
         beside = {*_matching(source, ("*.json",)), *copied} - set(weights)
         files = (*weights, *sorted(beside))

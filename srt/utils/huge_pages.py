@@ -9,6 +9,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from srt.utils.arithmetic import ceil_div
+
 _HUGE_PAGE = 2 << 20
 _CHUNK = 64 << 20
 # Where tensors begin: a cache line.
@@ -30,7 +32,7 @@ class HugePageArena:
         of the same chunk is.
         """
         nbytes = math.prod(shape) * dtype.itemsize
-        start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
+        start = ceil_div(self._used, _ALIGNMENT) * _ALIGNMENT
         if start + nbytes > self._chunk.numel():
             self._chunk, start = _huge_pages(max(nbytes, _CHUNK)), 0
         self._used = start + nbytes

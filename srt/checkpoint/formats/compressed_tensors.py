@@ -15,14 +15,22 @@ from srt.checkpoint.config_files import CONFIG_FILE
 from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig, read_block_size
 from srt.checkpoint.formats.skip_list import ModulePatterns, read_names
 from srt.checkpoint.json_values import get_object
-from srt.checkpoint.quantization_keys import (
-    COMPRESSED_TENSORS,
-    FORMAT,
-    PRESETS,
-    SKIP_LISTS,
-    STRATEGY,
-)
+from srt.checkpoint.quantization_keys import SKIP_LISTS, Key
 from srt.errors import UnsupportedConfigError
+
+# "naive-quantized" is what early versions called it.
+FORMAT: Key[bool] = Key(
+    "format", {"float-quantized": True, "naive-quantized": True, "naive_quantized": True}
+)
+STRATEGY: Key[str] = Key(
+    "strategy", {"tensor": "tensor", "channel": "channel", "block": "block"}, default="tensor"
+)
+# Names of whole schemes that a group may have instead of a description of its weights.
+PRESETS: Mapping[str, tuple[int, int] | None] = {
+    "fp8": None,
+    "fp8_dynamic": None,
+    "fp8_block": (128, 128),
+}
 
 # Classes of modules that a target may name.
 _LINEAR_CLASS = "Linear"
@@ -32,9 +40,7 @@ _LINEAR_CLASS = "Linear"
 class CompressedTensorsConfig(Fp8CheckpointConfig):
     """`quant_method: compressed-tensors` with FP8 weights per tensor, per channel or per block."""
 
-    @classmethod
-    def get_name(cls) -> str:
-        return COMPRESSED_TENSORS
+    names = ("compressed-tensors", "compressed_tensors")
 
     @classmethod
     def from_config(

@@ -12,16 +12,14 @@ from typing import Any
 from srt.checkpoint.config_files import CONFIG_FILE
 from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig
 from srt.checkpoint.formats.skip_list import ModulePatterns, read_names
-from srt.checkpoint.quantization_keys import FBGEMM_FP8, SKIP_LISTS
+from srt.checkpoint.quantization_keys import SKIP_LISTS
 
 
 @dataclass(frozen=True)
 class FbgemmFp8Config(Fp8CheckpointConfig):
     """`quant_method: fbgemm_fp8`."""
 
-    @classmethod
-    def get_name(cls) -> str:
-        return FBGEMM_FP8
+    names = ("fbgemm_fp8", "fbgemm-fp8")
 
     @classmethod
     def from_config(

@@ -19,26 +19,34 @@ from srt.checkpoint.formats.fp8_checkpoint import (
     Fp8CheckpointConfig,
     read_block_size,
 )
+from srt.checkpoint.formats.modelopt import QUANT_ALGO, Block
 from srt.checkpoint.formats.skip_list import ModulePatterns, read_names
-from srt.checkpoint.quantization_keys import (
-    ACTIVATION_SCHEME,
-    EXPERT_DTYPE,
-    FP8,
-    QUANT_ALGO,
-    SCALE_FORMAT,
-    SKIP_LISTS,
-    WEIGHT_FORMAT,
-    Block,
+from srt.checkpoint.quantization_keys import E4M3_SPELLINGS, SKIP_LISTS, Key
+
+# Codes of the weights: DeepSeek ("e4m3"), MiniMax ("float8_e4m3fn").
+WEIGHT_FORMAT: Key[bool] = Key("fmt", E4M3_SPELLINGS, default=True)
+# Whether scales may be stored as exponents of two, in bytes.
+SCALE_FORMAT: Key[bool] = Key(
+    "scale_fmt",
+    {
+        **dict.fromkeys(("float", "float32", "fp32", "torch.float32"), False),
+        **dict.fromkeys(("ue8m0", "e8m0", "float8_e8m0fnu", "torch.float8_e8m0fnu"), True),
+    },
+    default=False,
 )
+# Activations stay in 16 bits here; the key says only whether there are scales for them.
+ACTIVATION_SCHEME: Key[str] = Key(
+    "activation_scheme", {"dynamic": "dynamic", "static": "static"}, default="dynamic"
+)
+# Weights of the experts of a mixture (transformers).
+EXPERT_DTYPE: Key[bool] = Key("expert_dtype", {"fp8": True}, default=True)
 
 
 @dataclass(frozen=True)
 class Fp8Config(Fp8CheckpointConfig):
     """`quant_method: fp8`."""
 
-    @classmethod
-    def get_name(cls) -> str:
-        return FP8
+    names = ("fp8",)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], file: str | Path = CONFIG_FILE) -> Fp8Config:

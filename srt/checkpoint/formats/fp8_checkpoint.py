@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from srt.checkpoint.checkpoint import DTYPES, TensorMeta
 from srt.checkpoint.config_files import CONFIG_FILE
+from srt.checkpoint.dtypes import BYTE_DTYPE, FP8_DTYPE, SCALE_DTYPES, join_names
+from srt.checkpoint.formats.quantization_config import QuantizationConfig
 from srt.checkpoint.formats.skip_list import NO_MODULES, ModulePatterns
-from srt.checkpoint.formats.weight_scales import (
-    BYTE_DTYPE,
-    FP8_DTYPE,
-    SCALE_DTYPES,
+from srt.checkpoint.formats.weight_format import Fp8Weight, PlainWeight, WeightFormat
+from srt.checkpoint.tensor_meta import TensorMeta
+from srt.checkpoint.weight_names import canonical_name
+from srt.checkpoint.weight_scales import (
     UNUSED_SCALE_NAMES,
     WEIGHT_SCALE_NAMES,
     ZERO_POINT_NAME,
@@ -31,9 +32,8 @@ from srt.checkpoint.formats.weight_scales import (
     is_scale_per_shard,
     scale_layout,
 )
-from srt.checkpoint.weight_names import canonical_name
 from srt.errors import CheckpointError, UnsupportedConfigError
-from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
+from srt.utils.arithmetic import ceil_div
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Fp8CheckpointConfig(QuantizationConfig):
     """An FP8 checkpoint.
 
     Attributes:
+        names: Spellings, in lower case, of the format's `quant_method`, ours first.
         ignored: Modules that stay unquantized as the configuration says.
         targets: Modules that the format quantizes, or None for all linear layers.
         weight_block_size: (block_n, block_k) of grids of scales; None if there are none.
@@ -69,17 +70,15 @@ class Fp8CheckpointConfig(QuantizationConfig):
             where a configuration says something else.
     """
 
+    has_scales = True
+    names: ClassVar[tuple[str, ...]]
+
     ignored: ModulePatterns = NO_MODULES
     targets: ModulePatterns | None = None
     weight_block_size: tuple[int, int] | None = None
     named_block_sizes: tuple[tuple[ModulePatterns, tuple[int, int]], ...] = ()
     byte_scales: bool = False
     layouts: Mapping[str, Layout] = field(default_factory=dict)
-
-    @classmethod
-    @abstractmethod
-    def get_name(cls) -> str:
-        """The format's `quant_method` in config.json."""
 
     @classmethod
     @abstractmethod
@@ -94,7 +93,6 @@ class Fp8CheckpointConfig(QuantizationConfig):
         """
 
     def block_size(self, module: str) -> tuple[int, int] | None:
-        """(block_n, block_k) that a grid of scales of `module` would have; None if it has none."""
         for modules, block in self.named_block_sizes:
             if modules.matches(module):
                 return block
@@ -156,7 +154,7 @@ class Fp8CheckpointConfig(QuantizationConfig):
                 file=weight.file,
                 tensor=weight.name,
                 expected="bfloat16, float16 or float32",
-                found=DTYPES[weight.dtype][0],
+                found=weight.dtype_name,
             )
         if weight is None:
             if scale is not None:
@@ -185,7 +183,7 @@ class Fp8CheckpointConfig(QuantizationConfig):
                 file=scale.file,
                 tensor=scale.name,
                 expected="a float8_e4m3fn weight",
-                found=f"{weight.name} is {DTYPES[weight.dtype][0]}",
+                found=f"{weight.name} is {weight.dtype_name}",
             )
         return Layout.PLAIN
 
@@ -196,8 +194,8 @@ class Fp8CheckpointConfig(QuantizationConfig):
                 "a weight scale has the wrong dtype",
                 file=scale.file,
                 tensor=scale.name,
-                expected=" or ".join(DTYPES[dtype][0] for dtype in dtypes),
-                found=DTYPES[scale.dtype][0],
+                expected=join_names(dtypes),
+                found=scale.dtype_name,
             )
         block = self.block_size(module)
         layout = scale_layout(weight, scale, block)
@@ -209,7 +207,7 @@ class Fp8CheckpointConfig(QuantizationConfig):
         grid = ""
         if block is not None and len(weight.shape) == 2:
             block_n, block_k = block
-            rows, columns = -(-n // block_n), -(-weight.shape[1] // block_k)
+            rows, columns = ceil_div(n, block_n), ceil_div(weight.shape[1], block_k)
             grid = f", or [{rows}, {columns}] for blocks of [{block_n}, {block_k}]"
         raise CheckpointError(
             "a weight scale has the wrong shape",
@@ -219,27 +217,20 @@ class Fp8CheckpointConfig(QuantizationConfig):
             found=list(scale.shape),
         )
 
-    def get_linear_method(self, prefix: str, shard_names: Iterable[str]) -> LinearMethodBase:
-        from srt.layers.quantization.mixed_linear import make_linear_method
+    def weight_formats(self, prefix: str, shard_names: Sequence[str]) -> tuple[WeightFormat, ...]:
+        # A layer that is not merged, or is merged in the file, has one format.
+        is_whole = not shard_names or canonical_name(prefix) in self.layouts
+        return tuple(map(self._weight_format, [prefix] if is_whole else shard_names))
 
-        names = list(shard_names)
-        if not names or canonical_name(prefix) in self.layouts:  # not merged, or merged in the file
-            names = [prefix]
-        return make_linear_method({name: self._layout_of(name) for name in names})
-
-    def _layout_of(self, module: str) -> tuple[Layout, tuple[int, int] | None]:
-        """What a module's weight is, and the block size if it has a grid of scales."""
-        layout = self.layouts.get(canonical_name(module))
-        block = self.block_size(module)
+    def _weight_format(self, module: str) -> WeightFormat:
         if self.is_ignored(module):
-            return Layout.PLAIN, None
+            return PlainWeight()
+        layout, block = self.layouts.get(canonical_name(module)), self.block_size(module)
         if layout is None:
             layout = Layout.CHANNEL if block is None else Layout.BLOCK
-        return layout, block if layout is Layout.BLOCK else None
+        return Fp8Weight(layout, block if layout is Layout.BLOCK else None)
 
-    def parameter_name(self, name: str) -> str | None:
-        if name in UNUSED_SCALE_NAMES:
-            return None
+    def parameter_name(self, name: str) -> str:
         return "weight_scale" if name in WEIGHT_SCALE_NAMES else name
 
 

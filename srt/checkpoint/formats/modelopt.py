@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,37 @@ from srt.checkpoint.formats.fp8_checkpoint import (
 )
 from srt.checkpoint.formats.skip_list import ModulePatterns, read_names
 from srt.checkpoint.json_values import get_object
-from srt.checkpoint.quantization_keys import (
-    MIXED_PRECISION,
-    MODELOPT,
-    QUANT_ALGO,
-    SKIP_LISTS,
-    Block,
-)
+from srt.checkpoint.quantization_keys import SKIP_LISTS, Key
 from srt.errors import UnsupportedConfigError
+
+
+class Block(Enum):
+    """What an algorithm's name says of blocks."""
+
+    NONE = "no blocks"
+    DEFAULT = "blocks of 128 x 128 where the configuration gives no size"
+
+
+# ModelOpt writes its own names of the block formats as they are, in lower case.
+QUANT_ALGO: Key[Block] = Key(
+    "quant_algo",
+    {
+        "fp8": Block.NONE,
+        "fp8_per_channel_per_token": Block.NONE,
+        "fp8_pc_pt": Block.NONE,
+        "fp8_pb": Block.DEFAULT,
+        "fp8_pb_wo": Block.DEFAULT,
+        "fp8_pb_real": Block.DEFAULT,
+    },
+)
+_MIXED_PRECISION = "mixed_precision"
 
 
 @dataclass(frozen=True)
 class ModelOptConfig(Fp8CheckpointConfig):
     """`quant_method: modelopt`."""
 
-    @classmethod
-    def get_name(cls) -> str:
-        return MODELOPT
+    names = ("modelopt", "modelopt_fp8")
 
     @classmethod
     def from_config(
@@ -54,7 +69,7 @@ class ModelOptConfig(Fp8CheckpointConfig):
 def _parts(config: Mapping[str, Any], file: str | Path) -> Mapping[str, Mapping[str, Any]]:
     """What has an algorithm, by what a message calls it: the checkpoint, or each of its layers."""
     algorithm = config.get("quant_algo")
-    if not isinstance(algorithm, str) or algorithm.lower() != MIXED_PRECISION:
+    if not isinstance(algorithm, str) or algorithm.lower() != _MIXED_PRECISION:
         return {"a ModelOpt checkpoint": config}
     layers = get_object(config, "quantized_layers", file)
     if not layers:

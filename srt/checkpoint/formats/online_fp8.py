@@ -5,16 +5,16 @@ The result is the same, bit for bit, as that of loading what `srt quantize` writ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from srt.checkpoint.checkpoint import DTYPES, TensorMeta
-from srt.checkpoint.dtypes import QUANTIZATION_CHOICES
+from srt.checkpoint.dtypes import FLOAT_DTYPES, join_names
+from srt.checkpoint.formats.quantization_config import QuantizationConfig
+from srt.checkpoint.formats.schemes import QUANTIZATION_CHOICES, Scheme
+from srt.checkpoint.formats.weight_format import OnlineFp8Weight, PlainWeight, WeightFormat
+from srt.checkpoint.tensor_meta import TensorMeta
 from srt.checkpoint.weight_names import canonical_name, is_decoder_module, split_tensor_name
 from srt.errors import CheckpointError, UnsupportedConfigError
-from srt.layers.quantization.base_config import LinearMethodBase, QuantizationConfig
-
-_SOURCE_DTYPES = ("BF16", "F16", "F32")
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,13 @@ class OnlineFp8Config(QuantizationConfig):
     """Linear layers inside decoder layers become FP8; everything else stays as it is.
 
     Attributes:
-        scheme: Name of a scheme of `srt.layers.quantization.fp8_quantization`.
+        scheme: Which elements are going to share a scale.
         dtypes: Dtype code of each module's weight in the checkpoint, by canonical name.
     """
 
-    scheme: str
+    has_scales = False
+
+    scheme: Scheme
     dtypes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -49,29 +51,21 @@ class OnlineFp8Config(QuantizationConfig):
             module, parameter = split_tensor_name(meta.name)
             if parameter != "weight" or not is_decoder_module(module):
                 continue
-            if meta.dtype not in _SOURCE_DTYPES:
+            if meta.dtype not in FLOAT_DTYPES:
                 raise CheckpointError(
                     "cannot quantize a weight of this dtype",
                     file=meta.file,
                     tensor=meta.name,
-                    expected=" or ".join(DTYPES[dtype][0] for dtype in _SOURCE_DTYPES),
-                    found=DTYPES[meta.dtype][0],
+                    expected=join_names(FLOAT_DTYPES),
+                    found=meta.dtype_name,
                 )
             dtypes[canonical_name(module)] = meta.dtype
         return replace(self, dtypes=dtypes)
 
-    def get_linear_method(self, prefix: str, shard_names: Iterable[str]) -> LinearMethodBase:
-        from srt.layers.quantization.fp8_quantization import SCHEMES
-        from srt.layers.quantization.online_fp8_linear import OnlineFp8LinearMethod
-        from srt.layers.quantization.unquant import UnquantizedLinearMethod
-
+    def weight_formats(self, prefix: str, shard_names: Sequence[str]) -> tuple[WeightFormat, ...]:
         if not is_decoder_module(prefix):
-            return UnquantizedLinearMethod()
+            return (PlainWeight(),)
         names = map(canonical_name, (prefix, *shard_names))
         found = {self.dtypes[name] for name in names if name in self.dtypes}
         # Shards of different dtypes are loaded in the one that holds them all exactly.
-        dtype = found.pop() if len(found) == 1 else "F32"
-        return OnlineFp8LinearMethod(SCHEMES[self.scheme], DTYPES[dtype][0])
-
-    def parameter_name(self, name: str) -> str | None:
-        return name
+        return (OnlineFp8Weight(self.scheme, found.pop() if len(found) == 1 else "F32"),)

@@ -14,8 +14,12 @@ from srt.checkpoint.config_files import CONFIG_FILE
 from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig
 from srt.checkpoint.formats.skip_list import ModulePatterns, read_names
 from srt.checkpoint.json_values import get_object
-from srt.checkpoint.quantization_keys import QSCHEME, QUARK, QUARK_DTYPE, SKIP_LISTS
+from srt.checkpoint.quantization_keys import E4M3_SPELLINGS, SKIP_LISTS, Key
 from srt.errors import UnsupportedConfigError
+
+WEIGHT_DTYPE: Key[bool] = Key("dtype", E4M3_SPELLINGS)
+# The elements that share a scale.
+QSCHEME: Key[str] = Key("qscheme", {"per_tensor": "tensor", "per_channel": "channel"})
 
 # Where schemes for some of the layers are, by pattern or by class.
 _LAYERS = ("layer_quant_config", "layer_type_quant_config")
@@ -25,9 +29,7 @@ _LAYERS = ("layer_quant_config", "layer_type_quant_config")
 class QuarkConfig(Fp8CheckpointConfig):
     """`quant_method: quark` with FP8 weights per tensor or per channel."""
 
-    @classmethod
-    def get_name(cls) -> str:
-        return QUARK
+    names = ("quark",)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], file: str | Path = CONFIG_FILE) -> QuarkConfig:
@@ -45,7 +47,7 @@ def _check_weight(what: str, weight: Mapping[str, Any]) -> None:
     """Raises unless weights so described run; an empty description leaves them unquantized."""
     if not weight:
         return
-    QUARK_DTYPE.read(weight, f"{what}: a weight")
+    WEIGHT_DTYPE.read(weight, f"{what}: a weight")
     QSCHEME.read(weight, f"{what}: a weight")
     if weight.get("is_dynamic") or weight.get("symmetric") is False:
         raise UnsupportedConfigError(

@@ -10,8 +10,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from srt.checkpoint.dtypes import FP8_DTYPE
 from srt.layers.parameter import Fp8WeightParameter, WeightScaleParameter
-from srt.layers.quantization.base_config import LinearMethodBase
+from srt.layers.quantization.linear_method import LinearMethodBase
 from srt.layers.quantization.unquant import flatten_rows, restore_rows
 from srt.layers.weight_utils import pack_weight_
 
@@ -41,9 +42,7 @@ class Fp8LinearMethod(LinearMethodBase):
         shard_sizes: Mapping[str, int],
     ) -> None:
         weight = torch.empty(output_size, input_size, dtype=torch.float8_e4m3fn)
-        layer.register_parameter(
-            "weight", Fp8WeightParameter(weight, shard_sizes, (torch.float8_e4m3fn,))
-        )
+        layer.register_parameter("weight", Fp8WeightParameter(weight, shard_sizes, (FP8_DTYPE,)))
         self.row_block = self.common_row_block(shard_sizes)
         scale = WeightScaleParameter(
             (output_size, input_size), shard_sizes, self.block, self.row_block

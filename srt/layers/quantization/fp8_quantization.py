@@ -1,4 +1,4 @@
-"""How a weight becomes FP8: which elements share a scale, and the rounding.
+"""How a weight becomes FP8: the scales of a scheme, and the rounding.
 
 The format is OCP FP8 E4M3 (`float8_e4m3fn`): 4 exponent and 3 mantissa bits, largest value 448, no
 infinity (Micikevicius et al., "FP8 Formats for Deep Learning", https://arxiv.org/abs/2209.05433).
@@ -7,11 +7,13 @@ A scale multiplies the stored weight: `w ~= weight * scale`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+
+from srt.checkpoint.formats.schemes import Scheme
+from srt.checkpoint.weight_scales import Layout
 
 E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max  # 448
 # Halfway between 448 and 480, the value that would come next: from here on rounding saturates.
@@ -20,107 +22,6 @@ _SATURATES_FROM = 464.0
 _MIN_SCALE = torch.finfo(torch.float32).tiny
 # Elements worked on at once, 4 MiB in f32: bounds the memory that temporaries take.
 _CHUNK_ELEMENTS = 1 << 20
-
-
-class Scheme(ABC):
-    """Which elements of a weight `[N, K]` share a scale.
-
-    Attributes:
-        name: As the command line spells it.
-        scale_name: Name that checkpoints of this scheme give the scale, beside `weight`.
-        block_size: (block_n, block_k) of a grid of scales, None for the other schemes.
-    """
-
-    name: str
-    scale_name = "weight_scale"
-    block_size: tuple[int, int] | None = None
-
-    @abstractmethod
-    def scale_shape(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the scale of a weight of shape `[N, K]`."""
-
-    @abstractmethod
-    def absmax(self, weight: torch.Tensor) -> torch.Tensor:
-        """Largest |element| for each scale, f32 of `scale_shape`; NaN where an element is NaN."""
-
-    @abstractmethod
-    def expand(
-        self, scale: torch.Tensor, rows: slice, weight_shape: tuple[int, ...]
-    ) -> torch.Tensor:
-        """The scale of each element of the weight's `rows`: broadcasts against them."""
-
-
-class PerTensor(Scheme):
-    """One scale for the whole weight, stored as a 0-d tensor."""
-
-    name = "per-tensor"
-
-    def scale_shape(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return ()
-
-    def absmax(self, weight: torch.Tensor) -> torch.Tensor:
-        low, high = torch.aminmax(weight)
-        return torch.maximum(-low, high).float()
-
-    def expand(
-        self, scale: torch.Tensor, rows: slice, weight_shape: tuple[int, ...]
-    ) -> torch.Tensor:
-        return scale
-
-
-class PerChannel(Scheme):
-    """One scale for each of the N output channels, stored as `[N, 1]`."""
-
-    name = "per-channel"
-
-    def scale_shape(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (weight_shape[0], 1)
-
-    def absmax(self, weight: torch.Tensor) -> torch.Tensor:
-        low, high = torch.aminmax(weight, dim=1, keepdim=True)
-        return torch.maximum(-low, high).float()
-
-    def expand(
-        self, scale: torch.Tensor, rows: slice, weight_shape: tuple[int, ...]
-    ) -> torch.Tensor:
-        return scale[rows]
-
-
-class PerBlock(Scheme):
-    """One scale for each block of 128 x 128 elements, as in DeepSeek-V3
-    (https://arxiv.org/abs/2412.19437), stored as `[ceil(N / 128), ceil(K / 128)]`; blocks at the
-    edges are smaller.
-    """
-
-    name = "block"
-    scale_name = "weight_scale_inv"
-    block_size = (128, 128)
-
-    def scale_shape(self, weight_shape: tuple[int, ...]) -> tuple[int, ...]:
-        block_n, block_k = self.block_size
-        return (-(-weight_shape[0] // block_n), -(-weight_shape[1] // block_k))
-
-    def absmax(self, weight: torch.Tensor) -> torch.Tensor:
-        block_n, block_k = self.block_size
-        result = torch.empty(self.scale_shape(tuple(weight.shape)))
-        for row, rows in zip(result, weight.split(block_n), strict=True):
-            low, high = torch.aminmax(rows, dim=0)
-            columns = torch.maximum(-low, high).float()
-            for i, block in enumerate(columns.split(block_k)):
-                row[i] = block.max()
-        return result
-
-    def expand(
-        self, scale: torch.Tensor, rows: slice, weight_shape: tuple[int, ...]
-    ) -> torch.Tensor:
-        block_n, block_k = self.block_size
-        row_scales = scale[torch.arange(rows.start, rows.stop) // block_n]
-        return row_scales.repeat_interleave(block_k, dim=1)[:, : weight_shape[1]]
-
-
-SCHEMES: Mapping[str, Scheme] = {
-    scheme.name: scheme for scheme in (PerTensor(), PerChannel(), PerBlock())
-}
 
 
 @dataclass(frozen=True)
@@ -149,6 +50,42 @@ class QuantizedWeight:
     error: QuantizationError
 
 
+def compute_absmax(scheme: Scheme, weight: torch.Tensor) -> torch.Tensor:
+    """Largest |element| of a weight `[N, K]` for each scale, f32 of the scheme's `scale_shape`; NaN
+    where an element is NaN.
+    """
+    if scheme.block_size is not None:
+        return _block_absmax(weight, *scheme.block_size, scheme.scale_shape(tuple(weight.shape)))
+    if scheme.layout is Layout.TENSOR:
+        low, high = torch.aminmax(weight)
+    else:
+        low, high = torch.aminmax(weight, dim=1, keepdim=True)
+    return torch.maximum(-low, high).float()
+
+
+def _block_absmax(
+    weight: torch.Tensor, block_n: int, block_k: int, shape: tuple[int, ...]
+) -> torch.Tensor:
+    result = torch.empty(shape)
+    for row, rows in zip(result, weight.split(block_n), strict=True):
+        low, high = torch.aminmax(rows, dim=0)
+        columns = torch.maximum(-low, high).float()
+        for i, block in enumerate(columns.split(block_k)):
+            row[i] = block.max()
+    return result
+
+
+def expand_scale(
+    scheme: Scheme, scale: torch.Tensor, rows: slice, weight_shape: tuple[int, ...]
+) -> torch.Tensor:
+    """The scale of each element of some rows of a weight `[N, K]`: broadcasts against them."""
+    if scheme.block_size is not None:
+        block_n, block_k = scheme.block_size
+        row_scales = scale[torch.arange(rows.start, rows.stop) // block_n]
+        return row_scales.repeat_interleave(block_k, dim=1)[:, : weight_shape[1]]
+    return scale if scheme.layout is Layout.TENSOR else scale[rows]
+
+
 def compute_scale(absmax: torch.Tensor) -> torch.Tensor:
     """Scale under which `absmax` becomes 448, f32; 1 where all elements are zero."""
     scale = (absmax / E4M3_MAX).clamp(min=_MIN_SCALE)
@@ -162,7 +99,7 @@ def encode_weight(weight: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, t
     scale = _compute_scales(weight, scheme)
     quantized = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
     for rows in _row_chunks(weight):
-        chunk_scale = scheme.expand(scale, rows, tuple(weight.shape))
+        chunk_scale = expand_scale(scheme, scale, rows, tuple(weight.shape))
         quantized[rows] = _round_to_e4m3(weight[rows].float() / chunk_scale)
     return quantized, scale
 
@@ -183,7 +120,7 @@ def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> QuantizedWeight:
     saturated = nonzero = flushed = 0
     for rows in _row_chunks(weight):
         original = weight[rows].float()
-        chunk_scale = scheme.expand(scale, rows, tuple(weight.shape))
+        chunk_scale = expand_scale(scheme, scale, rows, tuple(weight.shape))
         scaled = original / chunk_scale
         saturated += int((scaled.abs() >= _SATURATES_FROM).sum())
         quantized[rows] = _round_to_e4m3(scaled)
@@ -210,7 +147,7 @@ def _compute_scales(weight: torch.Tensor, scheme: Scheme) -> torch.Tensor:
         raise ValueError(
             f"expected a floating-point weight [N, K], got {weight.dtype} {list(weight.shape)}"
         )
-    absmax = scheme.absmax(weight)
+    absmax = compute_absmax(scheme, weight)
     if not torch.isfinite(absmax).all():
         raise ValueError("the weight holds NaN or infinity")
     return compute_scale(absmax)

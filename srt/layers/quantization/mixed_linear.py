@@ -9,17 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from srt.checkpoint.formats.weight_scales import Layout
-from srt.layers.quantization.base_config import LinearMethodBase
-from srt.layers.quantization.fp8_linear import Fp8LinearMethod
-from srt.layers.quantization.unquant import (
-    UnquantizedLinearMethod,
-    flatten_rows,
-    restore_rows,
-)
-
-# What a shard's weight is, and the block size if it has a grid of scales.
-ShardLayout = tuple[Layout, tuple[int, int] | None]
+from srt.layers.quantization.linear_method import LinearMethodBase
+from srt.layers.quantization.unquant import flatten_rows, restore_rows
 
 
 class LinearPart(nn.Module):
@@ -99,40 +90,3 @@ class MixedLinearMethod(LinearMethodBase):
         for i in range(1, len(results), 2):  # the operator takes up to three
             out = torch.ops.sgl_kernel.concat_columns_cpu.default(out, *results[i : i + 2])
         return restore_rows(out, x)
-
-
-def make_linear_method(shards: Mapping[str, ShardLayout]) -> LinearMethodBase:
-    """The method for a layer whose shards, by their full names and in order, are so; one shard is a
-    layer that is not merged.
-    """
-    runs = _split_runs(shards)
-    methods = [_method_for([shards[name] for name in run]) for run in runs]
-    if len(runs) == 1:
-        return methods[0]
-    names = [[name.rpartition(".")[2] for name in run] for run in runs]
-    return MixedLinearMethod(list(zip(methods, names, strict=True)))
-
-
-def _split_runs(shards: Mapping[str, ShardLayout]) -> list[list[str]]:
-    """The shards in runs that one product can take as they are: unquantized, with scales a tensor
-    or a channel, or with grids of one block size.
-    """
-    runs: list[list[str]] = []
-    kind: object = None  # of the last run
-    for name, (layout, block) in shards.items():
-        if layout is Layout.TENSOR and kind not in (None, Layout.PLAIN):
-            runs[-1].append(name)  # one element fits beside anything in FP8
-            continue
-        new = block if layout is Layout.BLOCK else layout
-        if new == kind or (kind is Layout.TENSOR and layout is not Layout.PLAIN):
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-        kind = new
-    return runs
-
-
-def _method_for(run: Sequence[ShardLayout]) -> LinearMethodBase:
-    if run[0][0] is Layout.PLAIN:
-        return UnquantizedLinearMethod()
-    return Fp8LinearMethod(next((block for _, block in run if block), None))

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from srt.checkpoint.checkpoint import TensorMeta
+from srt.checkpoint.formats.schemes import Scheme
+from srt.checkpoint.tensor_meta import TensorMeta
 from srt.errors import CheckpointError
+from srt.layers.dtypes import TORCH_DTYPES
 from srt.layers.parameter import ModelParameter, ShardId, WeightScaleParameter
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
-from srt.layers.quantization.fp8_quantization import Scheme, encode_weight
+from srt.layers.quantization.fp8_quantization import encode_weight
 
 
 class FiniteParameter(ModelParameter):
@@ -39,13 +41,13 @@ class OnlineFp8LinearMethod(Fp8LinearMethod):
 
     Args:
         scheme: Which elements share a scale.
-        dtype: Name of the torch dtype to load the weight in.
+        dtype: Code of the dtype to load the weight in.
     """
 
     def __init__(self, scheme: Scheme, dtype: str) -> None:
         super().__init__(scheme.block_size)
         self.scheme = scheme
-        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.dtype = TORCH_DTYPES[dtype]
         self.shard_sizes: dict[str, int] = {}
 
     def create_weights(

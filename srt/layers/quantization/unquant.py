@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from srt.layers.parameter import ModelParameter
-from srt.layers.quantization.base_config import LinearMethodBase
+from srt.layers.quantization.linear_method import LinearMethodBase
 from srt.layers.weight_utils import pack_weight_
 
 

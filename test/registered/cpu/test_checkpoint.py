@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -13,9 +14,13 @@ from safetensors.torch import save_file
 
 from srt.checkpoint.checkpoint import Checkpoint
 from srt.errors import CheckpointError
+from srt.layers.dtypes import TORCH_DTYPES
+from srt.model_loader.mapped_checkpoint import MappedCheckpoint
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=12, suite="per-commit")
+
+ROOT = Path(__file__).parents[3]
 
 DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
@@ -42,10 +47,10 @@ def write_index(directory: Path, weight_map: object) -> None:
 def test_reads_back_what_was_saved(tmp_path: Path, code: str, shape: tuple[int, ...]) -> None:
     saved = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(DTYPES[code])
     save_file({"w": saved}, tmp_path / "model.safetensors")
-    with Checkpoint.open(tmp_path) as checkpoint:
+    with MappedCheckpoint.open(tmp_path) as checkpoint:
         meta = checkpoint.meta("w")
         assert (meta.dtype, meta.shape, meta.file.name) == (code, shape, "model.safetensors")
-        assert meta.torch_dtype == DTYPES[code]
+        assert TORCH_DTYPES[meta.dtype] == DTYPES[code]
         assert meta.nbytes == checkpoint.nbytes == saved.nbytes
         read = checkpoint.get("w")
         assert read.dtype == saved.dtype
@@ -55,7 +60,7 @@ def test_reads_back_what_was_saved(tmp_path: Path, code: str, shape: tuple[int, 
 def test_sharded_checkpoint_is_one_view(tmp_path: Path) -> None:
     a, b, c = torch.ones(2, 3), torch.zeros(4), torch.full((5,), 7.0)
     write_sharded(tmp_path, {"s1.safetensors": {"b": b, "a": a}, "s2.safetensors": {"c": c}})
-    with Checkpoint.open(tmp_path) as checkpoint:
+    with MappedCheckpoint.open(tmp_path) as checkpoint:
         assert checkpoint.names() == ["a", "b", "c"]
         assert [file.name for file in checkpoint.files] == ["s1.safetensors", "s2.safetensors"]
         assert checkpoint.nbytes == (6 + 4 + 5) * 4
@@ -73,7 +78,7 @@ def test_single_file_wins_over_an_index(tmp_path: Path) -> None:
 
 def test_tensors_survive_release_and_close(tmp_path: Path) -> None:
     save_file({"w": torch.arange(6.0)}, tmp_path / "model.safetensors")
-    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint = MappedCheckpoint.open(tmp_path)
     first = checkpoint.get("w")
     checkpoint.release()
     second = checkpoint.get("w")
@@ -88,7 +93,7 @@ def test_tensors_survive_release_and_close(tmp_path: Path) -> None:
 def test_unknown_tensor(tmp_path: Path) -> None:
     save_file({"w": torch.ones(1)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="no such tensor") as caught:
-        Checkpoint.open(tmp_path).get("v")
+        MappedCheckpoint.open(tmp_path).get("v")
     assert caught.value.tensor == "v"
 
 
@@ -178,7 +183,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("srt.checkpoint.checkpoint.safe_open", refuse)
+    monkeypatch.setattr("srt.checkpoint.headers.safe_open", refuse)
     monkeypatch.setattr("srt.checkpoint.files.os.open", refuse)
     expect_error(tmp_path, "model.safetensors", "cannot read file", "Permission denied")
 
@@ -187,7 +192,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_file_that_changes_after_it_was_opened(tmp_path: Path, change: str) -> None:
     file = tmp_path / "model.safetensors"
     save_file({"w": torch.ones(1000)}, file)
-    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint = MappedCheckpoint.open(tmp_path)
     file.unlink()
     if change == "truncate":
         file.write_bytes(b"x" * 100)
@@ -248,14 +253,32 @@ def run_python(code: str, *args: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_metadata_needs_no_torch(tmp_path: Path) -> None:
+FLOOR = ROOT / "srt" / "checkpoint"
+# What takes seconds to import.
+HEAVY = ("torch", "transformers")
+
+
+def test_what_a_checkpoint_says_is_told_without_torch(tmp_path: Path) -> None:
+    """No module of the folder imports it anywhere, nor does anything that these import."""
+    files = sorted(FLOOR.rglob("*.py"))
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.partition(".")[0] for name in names} & {*HEAVY}, f"{file}: {names}"
+    modules = [
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for file in files
+    ]
     save_file({"w": torch.ones(2, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
-    code = (
-        "import sys; from srt.checkpoint.checkpoint import Checkpoint;"
-        "c = Checkpoint.open(sys.argv[1]); assert c.meta('w').shape == (2,);"
-        "print('torch' in sys.modules)"
-    )
-    assert run_python(code, str(tmp_path)).strip() == "False"
+    code = f"""
+import sys
+import {", ".join(modules)}
+checkpoint = srt.checkpoint.checkpoint.Checkpoint.open(sys.argv[1])
+assert checkpoint.meta("w").shape == (2,)
+print(sys.modules.keys() & {{*{HEAVY!r}}})
+"""
+    assert run_python(code, str(tmp_path)).strip() == "set()"
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
@@ -267,10 +290,10 @@ def test_release_keeps_memory_near_the_checkpoint_size(tmp_path: Path) -> None:
     code = """
 import re, sys, torch
 from pathlib import Path
-from srt.checkpoint.checkpoint import Checkpoint
+from srt.model_loader.mapped_checkpoint import MappedCheckpoint
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
-checkpoint = Checkpoint.open(sys.argv[1])
+checkpoint = MappedCheckpoint.open(sys.argv[1])
 checkpoint.get("0")
 before, kept = peak(), []
 for name in checkpoint.names():

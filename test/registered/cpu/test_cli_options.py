@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from srt import Engine
-from srt.checkpoint.dtypes import DTYPES
 from srt.cli.main import main, make_parser
+from srt.configs.dtypes import ACTIVATION_DTYPES
 from srt.configs.model_config import _resolve_dtype
 from srt.model_executor import model_runner
 from srt.test.ci_register import register_cpu_ci
@@ -67,7 +67,7 @@ def test_names_that_peers_give_our_options(options: list[str], name: str, value:
 def test_spellings_of_dtypes(spelling: str, dtype: torch.dtype) -> None:
     args = make_parser().parse_args([*GENERATE, "--dtype", spelling])
     assert _resolve_dtype(args.dtype) == dtype
-    assert spelling in DTYPES
+    assert spelling in ACTIVATION_DTYPES
 
 
 @pytest.mark.parametrize("spelling", ["fp8", "fp8_e4m3", "fp8_e4m3fn"])

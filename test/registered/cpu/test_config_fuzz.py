@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from srt.checkpoint.formats import QUANTIZATION_METHODS, get_quantization_config
+from srt.checkpoint.formats.registry import FORMATS as CONFIGS
+from srt.checkpoint.formats.registry import get_quantization_config
 from srt.checkpoint.mistral_form import to_hf_config
 from srt.errors import SrtError
 from srt.test.ci_register import register_cpu_ci
@@ -36,10 +37,11 @@ PARAMS = to_params(
     "multimodal": {"vision_encoder_args": {}},
     "moe": None,
 }
+METHODS = [config.names[0] for config in CONFIGS]
 # What some file might hold where another value is expected.
 VALUES = st.recursive(
     st.sampled_from([None, True, 0, -1, 128, 1.5, "", "fp8", "re:(", "re:.*", "*[", "128x128"])
-    | st.sampled_from([*QUANTIZATION_METHODS, "FP8", "FP8_PB_WO", "float", "block", "Linear"]),
+    | st.sampled_from([*METHODS, "FP8", "FP8_PB_WO", "float", "block", "Linear"]),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(["weights", "targets", "format", "quantization"]), inner)
@@ -86,7 +88,7 @@ def test_quantization_blocks(block: Any) -> None:
     with contextlib.suppress(SrtError):
         config = get_quantization_config({"quantization_config": block})
         if config is not None:
-            config.get_linear_method("model.layers.0.mlp.up_proj", ())
+            config.weight_formats("model.layers.0.mlp.up_proj", ())
 
 
 @given(params=changed(PARAMS))

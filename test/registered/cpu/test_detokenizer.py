@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from srt.checkpoint.hf_transformers import load_tokenizer
+from srt.configs.hf_transformers import load_tokenizer
 from srt.managers.special_tokens import special_token_texts
 from srt.sampling.detokenizer import IncrementalDetokenizer
 from srt.test.ci_register import register_cpu_ci

@@ -10,7 +10,7 @@ import pytest
 
 from srt import Engine, SamplingParams
 from srt.checkpoint.generation_config import read_eos_token_ids
-from srt.checkpoint.hf_transformers import load_tokenizer
+from srt.configs.hf_transformers import load_tokenizer
 from srt.errors import CheckpointError
 from srt.managers.special_tokens import end_token_ids, special_token_texts
 from srt.test.ci_register import register_cpu_ci

@@ -16,13 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from srt.checkpoint.dtypes import QUANTIZATION_CHOICES
+from srt.checkpoint.formats.schemes import QUANTIZATION_CHOICES
 from srt.checkpoint.weight_names import canonical_name
 from srt.configs.model_config import ModelConfig
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.linear import LinearBase
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
-from srt.layers.quantization.fp8_quantization import SCHEMES
 from srt.model_loader.loader import load_model
 from srt.quantize.quantizer import quantize_checkpoint
 from srt.test.ci_register import register_cpu_ci
@@ -205,7 +204,7 @@ def test_quantizing_while_loading_is_quantizing_before(
 ) -> None:
     tensors = {name: value.to(dtype) for name, value in weights.items()}
     write_checkpoint(tmp_path / "plain", CONFIG, tensors)
-    scheme = SCHEMES[QUANTIZATION_CHOICES[choice]]
+    scheme = QUANTIZATION_CHOICES[choice]
     quantize_checkpoint(tmp_path / "plain", tmp_path / "fp8", scheme)
     online = load(tmp_path / "plain", quantization=choice)
     before = dict(load(tmp_path / "fp8").named_parameters())
@@ -223,7 +222,7 @@ def test_quantizing_other_architectures(choice: str, architecture: str, tmp_path
     """Latent attention, norms of heads, and a vision tower, which is not quantized."""
     config = ARCHITECTURES[architecture]
     write_checkpoint(tmp_path / "plain", dict(config), make_model_tensors(config))
-    scheme = SCHEMES[QUANTIZATION_CHOICES[choice]]
+    scheme = QUANTIZATION_CHOICES[choice]
     reports = quantize_checkpoint(tmp_path / "plain", tmp_path / "fp8", scheme)
     assert reports
     assert all(canonical_name(report.name).startswith("layers.") for report in reports)

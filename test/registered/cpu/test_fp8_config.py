@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 
-from srt.checkpoint.checkpoint import TensorMeta
 from srt.checkpoint.config_files import read_config
-from srt.checkpoint.formats import QUANTIZATION_METHODS, get_quantization_config
 from srt.checkpoint.formats.compressed_tensors import CompressedTensorsConfig
 from srt.checkpoint.formats.fp8 import Fp8Config
 from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig
-from srt.checkpoint.formats.kv_scales import KVScales, find_kv_scales
+from srt.checkpoint.formats.registry import QUANT_METHOD, get_quantization_config
+from srt.checkpoint.formats.weight_format import Fp8Weight
+from srt.checkpoint.kv_scales import KVScales, find_kv_scales
+from srt.checkpoint.tensor_meta import TensorMeta
+from srt.checkpoint.unused_tensors import UnusedTensors
 from srt.checkpoint.weight_names import canonical_name
+from srt.checkpoint.weight_scales import Layout
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
 from srt.layers.quantization.mixed_linear import MixedLinearMethod
+from srt.layers.quantization.select_method import get_linear_method
 from srt.layers.quantization.unquant import UnquantizedLinearMethod
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
@@ -43,7 +47,7 @@ def test_every_format_is_recognised(name: str, tmp_path: Path) -> None:
     config = config_of(name, tmp_path)
     fmt = FORMATS[name]
     method = fmt.quantization.get("quant_method", "fp8" if fmt.mistral_form else "modelopt")
-    assert type(config) is QUANTIZATION_METHODS[method]
+    assert type(config) is QUANT_METHOD.values[method]
     assert config.weight_block_size == (fmt.block if None not in fmt.block else None)
     assert not config.is_ignored("model.layers.0.mlp.up_proj")
     assert config.is_ignored("lm_head") == (fmt.skip_key is not None)
@@ -202,9 +206,10 @@ def test_what_is_no_object_is_named_with_its_file(config: dict[str, Any], key: s
 def test_method_of_a_layer() -> None:
     config = Fp8Config.from_config({"ignored_layers": ["model.layers.0.self_attn.q_proj"]})
     q, k = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
-    assert isinstance(config.get_linear_method(k, ()), Fp8LinearMethod)
-    assert isinstance(config.get_linear_method(q, ()), UnquantizedLinearMethod)
-    merged = config.get_linear_method("model.layers.0.self_attn.qkv_proj", (q, k))
+    assert config.weight_formats(k, ()) == (Fp8Weight(Layout.CHANNEL),)
+    assert isinstance(get_linear_method(config, k), Fp8LinearMethod)
+    assert isinstance(get_linear_method(config, q), UnquantizedLinearMethod)
+    merged = get_linear_method(config, "model.layers.0.self_attn.qkv_proj", ["q_proj", "k_proj"])
     assert isinstance(merged, MixedLinearMethod)
     assert [shards for _, shards in merged.runs] == [["q_proj"], ["k_proj"]]
 
@@ -281,12 +286,21 @@ def test_scales_go_with_fp8_weights(dtypes: dict[str, str], named: str) -> None:
         ("weight_scale_inv", "weight_scale"),
         ("qscale_weight", "weight_scale"),
         ("bias", "bias"),
-        ("qscale_act", None),
-        *((n, None) for n in ("activation_scale", "input_scale", "k_scale", "v_scale", "kv_scale")),
     ],
 )
-def test_tensor_names(name: str, parameter: str | None) -> None:
+def test_tensor_names(name: str, parameter: str) -> None:
     assert Fp8Config().parameter_name(name) == parameter
+    assert UnusedTensors().reason(f"model.layers.0.mlp.up_proj.{name}") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["qscale_act", "activation_scale", "input_scale", "k_scale", "v_scale", "kv_scale"]
+)
+def test_scales_that_no_product_needs(name: str) -> None:
+    tensor = f"model.layers.0.self_attn.k_proj.{name}"
+    assert UnusedTensors().reason(tensor) is not None
+    # In a checkpoint that is not quantized it is one too many.
+    assert UnusedTensors(has_scales=False).reason(tensor) is None
 
 
 def test_unused_scales_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

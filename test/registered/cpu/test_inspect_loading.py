@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from srt.checkpoint.generation_config import get_sampling_defaults
-from srt.checkpoint.hf_transformers import load_tokenizer
 from srt.cli.main import main
+from srt.configs.hf_transformers import load_tokenizer
 from srt.configs.model_config import ModelConfig
 from srt.errors import SrtError
 from srt.inspection.report import inspect_model
 from srt.model_loader.loader import load_model
+from srt.sampling.sampling_defaults import get_sampling_defaults
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from srt.checkpoint.checkpoint import DTYPES, TensorMeta
 from srt.checkpoint.formats.fp8 import Fp8Config
+from srt.checkpoint.tensor_meta import TensorMeta
 from srt.errors import CheckpointError
+from srt.layers.dtypes import dtype_code
 from srt.layers.linear import Linear, LinearBase, MergedLinear, QKVLinear
 from srt.layers.parameter import ModelParameter
 from srt.test.ci_register import register_cpu_ci
@@ -19,7 +20,6 @@ from srt.test.ci_register import register_cpu_ci
 register_cpu_ci(est_time=4, suite="per-commit")
 
 E4M3 = torch.float8_e4m3fn
-CODES = {getattr(torch, name): code for code, (name, _) in DTYPES.items()}
 
 
 def load(layer: LinearBase, name: str, tensor: Tensor, shard: str | None = None) -> None:
@@ -28,7 +28,7 @@ def load(layer: LinearBase, name: str, tensor: Tensor, shard: str | None = None)
     assert isinstance(parameter, ModelParameter)
     shape = tuple(tensor.shape)
     meta = TensorMeta(
-        f"layer.{name}", CODES[tensor.dtype], shape, Path("f.safetensors"), tensor.nbytes
+        f"layer.{name}", dtype_code(tensor.dtype), shape, Path("f.safetensors"), tensor.nbytes
     )
     parameter.check(meta, shard)
     parameter.load(tensor, meta, shard)

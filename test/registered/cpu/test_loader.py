@@ -240,7 +240,7 @@ def test_structure_is_checked_before_any_value(
     def fail(*_: object) -> None:
         raise AssertionError("a tensor was read")
 
-    monkeypatch.setattr("srt.checkpoint.checkpoint.Checkpoint.get", fail)
+    monkeypatch.setattr("srt.model_loader.mapped_checkpoint.MappedCheckpoint.get", fail)
     with pytest.raises(CheckpointError, match="no tensor"):
         load_model(ModelConfig.from_pretrained(path), progress=False)
 

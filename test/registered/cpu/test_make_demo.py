@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from srt.checkpoint.checkpoint import Checkpoint
-from srt.checkpoint.hf_transformers import load_hf_model, load_tokenizer
+from srt.checkpoint.formats.schemes import SCHEMES
+from srt.configs.hf_transformers import load_hf_model, load_tokenizer
 from srt.errors import SrtError
-from srt.layers.quantization.fp8_quantization import SCHEMES, quantize_weight
+from srt.layers.quantization.fp8_quantization import quantize_weight
+from srt.model_loader.mapped_checkpoint import MappedCheckpoint
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=20, suite="per-commit")
@@ -113,8 +114,8 @@ def test_fp8_model_is_the_quantized_bf16_model(script: ModuleType, demo_models: 
     assert config["quantization_config"]["quant_method"] == "fp8"
     assert config["tie_word_embeddings"] is True
     with (
-        Checkpoint.open(demo_models / script.BF16_NAME) as bf16,
-        Checkpoint.open(demo_models / script.FP8_NAME) as fp8,
+        MappedCheckpoint.open(demo_models / script.BF16_NAME) as bf16,
+        MappedCheckpoint.open(demo_models / script.FP8_NAME) as fp8,
     ):
         assert {meta.dtype for meta in bf16} == {"BF16"}
         names = [name for name in fp8.names() if not name.endswith("_scale")]

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from srt.checkpoint.checkpoint import Checkpoint
 from srt.configs.model_config import ModelConfig
 from srt.layers.linear import Linear, LinearBase
 from srt.layers.quantization.mixed_linear import MixedLinearMethod
 from srt.model_loader.loader import load_model
+from srt.model_loader.mapped_checkpoint import MappedCheckpoint
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, quantize, write_fp8_checkpoint
 from srt.test.model_cases import TOKENS, TOLERANCES, ModelCase, largest_difference
@@ -107,7 +107,7 @@ def load_alone(
 ) -> Linear:
     """The module of this name as a layer that is not merged."""
     assert config.quant_config is not None
-    with Checkpoint.open(path) as checkpoint:
+    with MappedCheckpoint.open(path) as checkpoint:
         quant = config.quant_config.adapt_to(checkpoint)
         layer = Linear(
             size, tensors[f"{name}.weight"].shape[0], bias=True, quant_config=quant, prefix=name

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from srt.checkpoint.hf_transformers import load_hf_config, load_hf_model
 from srt.cli.main import main
+from srt.configs.hf_transformers import load_hf_config, load_hf_model
 from srt.errors import CheckpointError, RequestError
 from srt.managers.tokenizer import encode, encode_chat, load_tokenizer
 from srt.test.ci_register import register_cpu_ci
@@ -220,7 +220,7 @@ def test_templates_do_not_reach_python(template: str, canary: Path) -> None:
 
 # Loads what it made itself, in environments without srt.
 FIXTURES = ROOT / "scripts" / "make_format_fixtures.py"
-DOOR = ROOT / "srt" / "model_loader" / "hf_transformers.py"
+DOOR = ROOT / "srt" / "configs" / "hf_transformers.py"
 # What makes objects of a directory's content: of transformers, of pickles, of Python files.
 IMPORTERS = ("exec_module", "spec_from_file_location", "run_path", "run_module")
 MAKERS = {

@@ -2,6 +2,7 @@
 changed.
 """
 
+import ast
 import errno
 import fcntl
 import json
@@ -23,14 +24,14 @@ from torch import Tensor, nn
 import sgl_kernel
 from srt import Engine, SamplingParams
 from srt.checkpoint import fingerprint
-from srt.checkpoint.checkpoint import Checkpoint
-from srt.checkpoint.dtypes import QUANTIZATION_CHOICES
+from srt.checkpoint.formats.schemes import QUANTIZATION_CHOICES
 from srt.checkpoint.writer import CheckpointWriter
 from srt.cli.main import main
 from srt.configs.model_config import ModelConfig
 from srt.errors import CheckpointError, SrtError
-from srt.model_loader import loader
+from srt.model_loader import loader, mapped_checkpoint, packed_layout
 from srt.model_loader.loader import load_model
+from srt.model_loader.mapped_checkpoint import MappedCheckpoint
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import write_fp8_checkpoint
 from srt.test.fp8_formats import FORMATS
@@ -161,7 +162,7 @@ def test_mapped_weights_are_not_counted_as_free(tmp_path: Path) -> None:
     weights = {"w": torch.ones(1 << 24, dtype=torch.uint8)}
     save_file(weights, tmp_path / "model.safetensors")
     before = mapped_rss()
-    with Checkpoint.open(tmp_path) as checkpoint:
+    with MappedCheckpoint.open(tmp_path) as checkpoint:
         mapped = checkpoint.get("w")
         assert mapped.sum() == 1 << 24
         assert 1 << 24 <= mapped_rss() - before < 1 << 25
@@ -192,12 +193,25 @@ def change_kernel_version(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sgl_kernel, "__version__", "9.9")
 
 
-def change_layout(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def change_kernel_layout(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sgl_kernel, "convert_weight_packed", Tensor.clone)
 
 
-def change_srt_version(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("srt.model_loader.packed_cache.__version__", "9.9")
+def change_layout_version(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_layout, "LAYOUT_VERSION", packed_layout.LAYOUT_VERSION + 1)
+
+
+def change_source(name: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
+    """srt whose module of this name has another line."""
+
+    def change(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        package = path.parent / "srt"
+        shutil.copytree(packed_layout._PACKAGE, package)
+        with (package / name).open("a") as stream:
+            stream.write("# another line\n")
+        monkeypatch.setattr(packed_layout, "_PACKAGE", package)
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -206,8 +220,9 @@ def change_srt_version(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (change_weight, f"model has changed: {WEIGHT}$"),
         (change_config, "other configuration$"),
         (change_kernel_version, "other kernels$"),
-        (change_layout, "other kernels$"),
-        (change_srt_version, "other srt$"),
+        (change_kernel_layout, "other kernels$"),
+        (change_layout_version, "other layout$"),
+        (change_source("layers/quantization/fp8_linear.py"), "other layout$"),
     ],
 )
 def test_stale_entry_is_rebuilt(
@@ -230,6 +245,44 @@ def test_stale_entry_is_rebuilt(
     start(path, cache)
     assert packed == []
     entry_of(cache)
+
+
+@pytest.mark.parametrize("name", ["managers/scheduler.py", "layers/attention.py", "version.py"])
+def test_work_on_something_else_keeps_the_entry(
+    name: str, tmp_path: Path, packed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cache = write(tmp_path), tmp_path / "cache"
+    start(path, cache)
+    change_source(name)(path, monkeypatch)
+    packed.clear()
+    start(path, cache)
+    assert packed == []
+
+
+def makes_packed_parameters(file: Path) -> bool:
+    """Whether a module loads, converts or packs parameters: it declares some, or has a step of its
+    own between a tensor that is read and a packed parameter.
+    """
+    names = {"process_weights_after_loading", "pack_weight_", "to_hf_rows", "materialize"}
+    return any(
+        (isinstance(node, ast.FunctionDef) and node.name in names)
+        or (isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith("Parameter"))
+        for node in ast.walk(ast.parse(file.read_text()))
+    )
+
+
+def test_every_module_that_makes_packed_parameters_is_in_the_key() -> None:
+    package = packed_layout._PACKAGE
+    listed = {file for pattern in packed_layout.LAYOUT_SOURCES for file in package.glob(pattern)}
+    assert all(list(package.glob(pattern)) for pattern in packed_layout.LAYOUT_SOURCES)
+    folders = ("layers", "models", "model_loader")
+    making = {
+        file
+        for folder in folders
+        for file in (package / folder).rglob("*.py")
+        if makes_packed_parameters(file)
+    }
+    assert making <= listed
 
 
 def flip_byte(entry: Path) -> None:
@@ -318,7 +371,7 @@ def test_same_content_in_new_files_is_hashed_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hashed: list[str] = []
-    digest_tensors = fingerprint.digest_tensors
+    digest_tensors = mapped_checkpoint.digest_tensors
 
     def spy(checkpoint: Any, names: Any) -> dict[str, str]:
         hashed.extend(names)

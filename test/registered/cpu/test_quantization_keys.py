@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from srt.checkpoint import quantization_keys as keys
-from srt.checkpoint.checkpoint import TensorMeta
-from srt.checkpoint.formats import QUANTIZATION_METHODS, get_quantization_config
+from srt.checkpoint import mistral_form
+from srt.checkpoint.formats import compressed_tensors, fp8
 from srt.checkpoint.formats.fp8 import Fp8Config
 from srt.checkpoint.formats.fp8_checkpoint import Fp8CheckpointConfig
-from srt.checkpoint.formats.weight_scales import Layout
+from srt.checkpoint.formats.modelopt import QUANT_ALGO
+from srt.checkpoint.formats.registry import FORMATS, QUANT_METHOD, get_quantization_config
 from srt.checkpoint.mistral_form import to_hf_config
+from srt.checkpoint.quantization_keys import SKIP_LISTS, Key
+from srt.checkpoint.tensor_meta import TensorMeta
+from srt.checkpoint.weight_scales import Layout
 from srt.errors import CheckpointError, UnsupportedConfigError
 from srt.layers.parameter import WeightScaleParameter
 from srt.test.ci_register import register_cpu_ci
@@ -23,11 +26,11 @@ GROUP = {"weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}, "tar
 QUARK = {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}}
 # A block of each format that runs.
 BLOCKS: dict[str, dict[str, Any]] = {
-    keys.FP8: {},
-    keys.COMPRESSED_TENSORS: {"format": "float-quantized", "config_groups": {"group_0": GROUP}},
-    keys.MODELOPT: {"quant_algo": "FP8"},
-    keys.FBGEMM_FP8: {},
-    keys.QUARK: {"global_quant_config": QUARK},
+    "fp8": {},
+    "compressed-tensors": {"format": "float-quantized", "config_groups": {"group_0": GROUP}},
+    "modelopt": {"quant_algo": "FP8"},
+    "fbgemm_fp8": {},
+    "quark": {"global_quant_config": QUARK},
 }
 
 
@@ -39,21 +42,25 @@ def read(method: str, **block: Any) -> Fp8CheckpointConfig:
     return config
 
 
-def spellings(key: keys.Key[Any]) -> list[str]:
+def spellings(key: Key[Any]) -> list[str]:
     """As the table has them, and in capitals."""
     return [spelling for known in key.values for spelling in (known, known.upper())]
 
 
-@pytest.mark.parametrize("method", spellings(keys.QUANT_METHOD))
+@pytest.mark.parametrize("method", spellings(QUANT_METHOD))
 def test_methods(method: str) -> None:
-    known = keys.QUANT_METHOD.values[method.lower()]
-    assert type(read(method, **BLOCKS[known])) is QUANTIZATION_METHODS[known]
+    known = QUANT_METHOD.values[method.lower()]
+    assert type(read(method, **BLOCKS[known.names[0]])) is known
+
+
+def test_every_format_has_a_block_here() -> None:
+    assert [config.names[0] for config in FORMATS] == list(BLOCKS)
 
 
 @pytest.mark.parametrize(
-    "key", [keys.WEIGHT_FORMAT, keys.SCALE_FORMAT, keys.ACTIVATION_SCHEME, keys.EXPERT_DTYPE]
+    "key", [fp8.WEIGHT_FORMAT, fp8.SCALE_FORMAT, fp8.ACTIVATION_SCHEME, fp8.EXPERT_DTYPE]
 )
-def test_keys_of_fp8(key: keys.Key[Any]) -> None:
+def test_keys_of_fp8(key: Key[Any]) -> None:
     for spelling in [*spellings(key), None]:
         assert type(read("fp8", **{key.name: spelling})) is Fp8Config
     for wrong in ("odd", 8, ["e4m3"]):
@@ -67,7 +74,7 @@ def test_other_codes_are_refused(fmt: str) -> None:
         read("fp8", fmt=fmt)
 
 
-@pytest.mark.parametrize("algorithm", spellings(keys.QUANT_ALGO))
+@pytest.mark.parametrize("algorithm", spellings(QUANT_ALGO))
 @pytest.mark.parametrize("method", ["modelopt", "fp8", None])
 def test_algorithms_of_modelopt(algorithm: str, method: str | None) -> None:
     """In config.json or hf_quant_config.json, under its own method's name, FP8's or none."""
@@ -89,7 +96,7 @@ def test_modelopt_with_an_algorithm_a_layer() -> None:
         read("modelopt", quant_algo="mixed_precision", quantized_layers=layers)
 
 
-@pytest.mark.parametrize("fmt", spellings(keys.FORMAT))
+@pytest.mark.parametrize("fmt", spellings(compressed_tensors.FORMAT))
 @pytest.mark.parametrize("holder", ["block", "group"])
 def test_formats_of_compressed_tensors(fmt: str, holder: str) -> None:
     group = GROUP | ({"format": fmt} if holder == "group" else {})
@@ -97,7 +104,7 @@ def test_formats_of_compressed_tensors(fmt: str, holder: str) -> None:
     assert read("compressed-tensors", format=block, config_groups={"group_0": group})
 
 
-@pytest.mark.parametrize("strategy", [*spellings(keys.STRATEGY), None])
+@pytest.mark.parametrize("strategy", [*spellings(compressed_tensors.STRATEGY), None])
 def test_strategies_of_compressed_tensors(strategy: str | None) -> None:
     weights = {"num_bits": 8, "type": "FLOAT", "strategy": strategy, "block_structure": [64, 32]}
     group = {"weights": weights, "targets": ["Linear"]}
@@ -142,8 +149,8 @@ def test_quark() -> None:
             read("quark", layer_quant_config={"*down_proj": odd})
 
 
-@pytest.mark.parametrize("weights", spellings(keys.MISTRAL_WEIGHT_FORMAT))
-@pytest.mark.parametrize("activations", [*spellings(keys.MISTRAL_ACTIVATION_SCHEME), None])
+@pytest.mark.parametrize("weights", spellings(mistral_form.WEIGHT_FORMAT))
+@pytest.mark.parametrize("activations", [*spellings(mistral_form.ACTIVATION_SCHEME), None])
 def test_mistrals_own_form(weights: str, activations: str | None) -> None:
     sizes = {"dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "head_dim": 4}
     quantization = {"qformat_weight": weights, "qscheme_act": activations}
@@ -153,7 +160,7 @@ def test_mistrals_own_form(weights: str, activations: str | None) -> None:
 
 
 @pytest.mark.parametrize("method", BLOCKS)
-@pytest.mark.parametrize("key", keys.SKIP_LISTS)
+@pytest.mark.parametrize("key", SKIP_LISTS)
 def test_skip_lists(method: str, key: str) -> None:
     """Writers do not agree on the key, readers take them all."""
     assert read(method, **{key: ["lm_head"]}).is_ignored("lm_head")

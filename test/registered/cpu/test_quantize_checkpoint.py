@@ -17,11 +17,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from srt.checkpoint.checkpoint import Checkpoint
+from srt.checkpoint.formats.schemes import SCHEMES
 from srt.checkpoint.writer import CheckpointWriter, TensorSpec
 from srt.cli import quantize as command
 from srt.errors import CheckpointError, SrtError, UnsupportedConfigError
-from srt.layers.quantization.fp8_quantization import SCHEMES, quantize_weight
+from srt.layers.quantization.fp8_quantization import quantize_weight
+from srt.model_loader.mapped_checkpoint import MappedCheckpoint
+from srt.model_loader.tensors import write_tensor
 from srt.quantize.quantizer import quantize_checkpoint
 from srt.test.ci_register import register_cpu_ci
 from srt.test.torch_threads import torch_threads
@@ -115,7 +117,7 @@ def test_writes_fp8_linear_layers_and_keeps_the_rest(
     kept_dtype = torch.bfloat16 if dtype == torch.float32 else dtype
     suffix = "_scale_inv" if name == "block" else "_scale"
     expected = set(source.tensors) | {f"{n}{suffix}" for n in source.tensors if is_linear(n)}
-    with Checkpoint.open(tmp_path / "out") as result:
+    with MappedCheckpoint.open(tmp_path / "out") as result:
         assert set(result.names()) == expected
         for tensor_name, original in source.tensors.items():
             written = result.get(tensor_name)
@@ -190,7 +192,10 @@ def test_shards_hold_the_same_as_one_file(source: Source, tmp_path: Path) -> Non
     limit = 60_000
     quantize_checkpoint(source.path, tmp_path / "one", PER_TENSOR)
     quantize_checkpoint(source.path, tmp_path / "many", PER_TENSOR, max_shard_size=limit)
-    with Checkpoint.open(tmp_path / "one") as one, Checkpoint.open(tmp_path / "many") as many:
+    with (
+        MappedCheckpoint.open(tmp_path / "one") as one,
+        MappedCheckpoint.open(tmp_path / "many") as many,
+    ):
         assert len(many.files) > 3
         assert all(
             re.fullmatch(rf"model-\d{{5}}-of-{len(many.files):05d}.safetensors", file.name)
@@ -213,7 +218,7 @@ def test_written_tensors_are_aligned(source: Source, tmp_path: Path) -> None:
     """Also the f32 scales beside FP8 weights of odd sizes."""
     source.rewrite(model__layers__0__mlp__up_proj__weight=torch.ones(3, 5, dtype=torch.bfloat16))
     quantize_checkpoint(source.path, tmp_path / "out", SCHEMES["per-channel"])
-    with Checkpoint.open(tmp_path / "out") as result:
+    with MappedCheckpoint.open(tmp_path / "out") as result:
         for meta in result:
             tensor = result.get(meta.name)
             assert tensor.data_ptr() % tensor.element_size() == 0
@@ -351,7 +356,7 @@ def test_command_prints_json(
 
 
 def test_writer_checks_what_it_is_given(tmp_path: Path) -> None:
-    spec = TensorSpec("a", torch.float32, (2, 3))
+    spec = TensorSpec("a", "F32", (2, 3))
     with (
         pytest.raises(ValueError, match="not written: \\['a'\\]"),
         CheckpointWriter(tmp_path, [spec]),
@@ -360,16 +365,18 @@ def test_writer_checks_what_it_is_given(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path, [spec]) as writer:
         for name, tensor, message in (
             ("b", torch.ones(2, 3), "not announced"),
-            ("a", torch.ones(3, 2), r"expected torch.float32 \[2, 3\], got torch.float32 \[3, 2\]"),
-            ("a", torch.ones(2, 3, dtype=torch.float64), "got torch.float64"),
+            ("a", torch.ones(3, 2), r"expected float32 \[2, 3\], got float32 \[3, 2\]"),
+            ("a", torch.ones(2, 3, dtype=torch.float64), "got float64"),
         ):
             with pytest.raises(ValueError, match=message):
-                writer.write(name, tensor)
+                write_tensor(writer, name, tensor)
+        with pytest.raises(ValueError, match="of 20 bytes"):
+            writer.write(spec, memoryview(bytes(20)))
         transposed = torch.arange(6.0).view(3, 2).t()
-        writer.write("a", transposed)
+        write_tensor(writer, "a", transposed)
         with pytest.raises(ValueError, match="written before"):
-            writer.write("a", transposed)
-    assert torch.equal(Checkpoint.open(tmp_path).get("a"), transposed)
+            write_tensor(writer, "a", transposed)
+    assert torch.equal(MappedCheckpoint.open(tmp_path).get("a"), transposed)
     for specs, message in (([spec, spec], "announced twice"), ([], "at least one")):
         with pytest.raises(ValueError, match=message):
             CheckpointWriter(tmp_path, specs)
@@ -390,7 +397,8 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
 import re, sys
 from pathlib import Path
 from srt.quantize.quantizer import quantize_checkpoint
-from srt.layers.quantization.fp8_quantization import SCHEMES, quantize_weight
+from srt.checkpoint.formats.schemes import SCHEMES
+from srt.layers.quantization.fp8_quantization import quantize_weight
 import torch
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10

@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import save_file
 
 from srt.checkpoint import hub
-from srt.checkpoint.checkpoint import Checkpoint
-from srt.checkpoint.writer import CheckpointWriter
+from srt.checkpoint.formats.schemes import SCHEMES
+from srt.checkpoint.writer import CheckpointWriter, TensorSpec
 from srt.cli.main import main
 from srt.errors import CheckpointError, SrtError
-from srt.layers.quantization.fp8_quantization import SCHEMES
+from srt.model_loader.mapped_checkpoint import MappedCheckpoint
 from srt.quantize.quantizer import quantize_checkpoint
 from srt.test.ci_register import register_cpu_ci
 from srt.utils.directory_replacement import MANIFEST_FILE
@@ -60,7 +60,7 @@ def content(directory: Path) -> dict[str, bytes]:
 
 def values(directory: Path) -> set[float]:
     """Of a quantized checkpoint: the dequantized elements of all layers."""
-    with Checkpoint.open(directory) as checkpoint:
+    with MappedCheckpoint.open(directory) as checkpoint:
         return {
             round(float(code * checkpoint.get(f"{WEIGHT.format(i)}_scale")), 3)
             for i in range(4)
@@ -182,9 +182,9 @@ def test_a_source_that_changes_while_it_is_read_gives_no_result(
     write = CheckpointWriter.write
     written: list[str] = []
 
-    def write_and_change(self: CheckpointWriter, name: str, tensor: torch.Tensor) -> None:
-        write(self, name, tensor)
-        written.append(name)
+    def write_and_change(self: CheckpointWriter, spec: TensorSpec, data: memoryview) -> None:
+        write(self, spec, data)
+        written.append(spec.name)
         if len(written) == 4:
             change(source)
 
@@ -266,12 +266,12 @@ import os, signal, sys
 from srt.__main__ import main
 from srt.checkpoint.writer import CheckpointWriter
 write, count = CheckpointWriter.write, 0
-def interrupted(self, name, tensor):
+def interrupted(self, spec, data):
     global count
     count += 1
     if count == 5:
         os.kill(os.getpid(), number)
-    write(self, name, tensor)
+    write(self, spec, data)
 CheckpointWriter.write = interrupted
 number = int(sys.argv.pop(1))
 sys.exit(main())

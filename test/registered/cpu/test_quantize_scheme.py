@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from srt.checkpoint.formats.schemes import SCHEMES
 from srt.cli.quantize import SCHEME_NAMES
 from srt.layers.quantization import fp8_quantization as scheme_module
-from srt.layers.quantization.fp8_quantization import SCHEMES, compute_scale, quantize_weight
+from srt.layers.quantization.fp8_quantization import (
+    compute_scale,
+    expand_scale,
+    quantize_weight,
+)
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=6, suite="per-commit")
@@ -46,7 +51,7 @@ def random_weight(shape: tuple[int, int], dtype: torch.dtype, spread: float) -> 
 
 def expand(scale: torch.Tensor, name: str, shape: tuple[int, int]) -> torch.Tensor:
     """The scale of each element of a weight."""
-    return SCHEMES[name].expand(scale, slice(0, shape[0]), shape).expand(shape)
+    return expand_scale(SCHEMES[name], scale, slice(0, shape[0]), shape).expand(shape)
 
 
 @pytest.mark.parametrize("name", SCHEMES)

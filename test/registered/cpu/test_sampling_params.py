@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from srt.checkpoint.generation_config import get_sampling_defaults
 from srt.errors import CheckpointError, RequestError
+from srt.sampling.sampling_defaults import get_sampling_defaults
 from srt.sampling.sampling_params import DistributionParams, SamplingParams
 from srt.test.ci_register import register_cpu_ci
 

@@ -119,4 +119,4 @@ def test_what_a_wrapper_says_about_tying(
     result = read(tmp_path, {**config, **outer, "text_config": text | inner})
     assert result.tie_word_embeddings == tied
     assert result.architecture == "Ministral3ForCausalLM"
-    assert result.skipped_modules == ("vision_tower", "multi_modal_projector")
+    assert result.unused_tensors.skipped_modules == ("vision_tower", "multi_modal_projector")

@@ -1,6 +1,6 @@
 """What the tensors of a module tell of its weight: FP8 or not, and which elements share a scale.
 
-Works on headers; imports no Torch.
+Works on headers.
 """
 
 from __future__ import annotations
@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from srt.checkpoint.checkpoint import TensorMeta
+from srt.checkpoint.tensor_meta import TensorMeta
 from srt.checkpoint.weight_names import split_tensor_name
+from srt.utils.arithmetic import ceil_div
 
-FP8_DTYPE = "F8_E4M3"
-# Of scales. F8_E8M0 is an exponent of two; U8 is the same where the configuration says so.
-SCALE_DTYPES = ("BF16", "F16", "F32", "F8_E8M0")
-BYTE_DTYPE = "U8"
 # The last is DeepSeek-V4's.
 WEIGHT_SCALE_NAMES = ("weight_scale", "weight_scale_inv", "qscale_weight", "scale")
 # Of asymmetric weights.
@@ -62,7 +59,7 @@ def scale_layout(
     if scale.shape in ((n,), (n, 1)):
         return Layout.CHANNEL
     if block is not None:
-        rows, columns = -(-n // block[0]), -(-k // block[1])
+        rows, columns = ceil_div(n, block[0]), ceil_div(k, block[1])
         if scale.shape in ((rows, columns), (rows, 1, columns, 1)):
             return Layout.BLOCK
     return None

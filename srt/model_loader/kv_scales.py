@@ -4,9 +4,9 @@ import logging
 import math
 from pathlib import Path
 
-from srt.checkpoint.checkpoint import Checkpoint
-from srt.checkpoint.formats.kv_scales import find_kv_scales
+from srt.checkpoint.kv_scales import find_kv_scales
 from srt.errors import CheckpointError
+from srt.model_loader.mapped_checkpoint import MappedCheckpoint
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def read_kv_scales(directory: Path, num_layers: int) -> list[tuple[float, float]
         CheckpointError: A scale is not a single positive, finite number.
     """
     scales = [(1.0, 1.0)] * num_layers
-    with Checkpoint.open(directory) as checkpoint:
+    with MappedCheckpoint.open(directory) as checkpoint:
         found = find_kv_scales(checkpoint)
         for layer, metas in found.items():
             values = []

@@ -1,7 +1,7 @@
 """What quantizers call the scheme of a module's weight, told from its tensors' names, dtypes and
 shapes, also for schemes that do not run here.
 
-Works on headers; imports no Torch.
+Works on headers.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from srt.checkpoint.checkpoint import TensorMeta
-from srt.checkpoint.formats.weight_scales import (
-    FP8_DTYPE,
+from srt.checkpoint.dtypes import FP8_DTYPE
+from srt.checkpoint.tensor_meta import TensorMeta
+from srt.checkpoint.weight_scales import (
     ZERO_POINT_NAME,
     find_scale,
     group_modules,

@@ -1,6 +1,6 @@
 """Tensors of a checkpoint, counted together where they are alike but for the layer's number.
 
-Works on headers; imports no Torch.
+Works on headers.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from srt.checkpoint.checkpoint import TensorMeta
-from srt.checkpoint.formats.weight_scales import find_scale
-from srt.checkpoint.scheme_names import modules_with_weight, name_scheme
+from srt.checkpoint.tensor_meta import TensorMeta
+from srt.checkpoint.weight_scales import find_scale
+from srt.inspection.scheme_names import modules_with_weight, name_scheme
 
 
 @dataclass(frozen=True)

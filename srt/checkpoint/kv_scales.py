@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from srt.checkpoint.checkpoint import TensorMeta
+from srt.checkpoint.tensor_meta import TensorMeta
 from srt.checkpoint.weight_names import canonical_name
 
 # In the attention, in its projections (ModelOpt), or as these projections' outputs' (early
@@ -29,6 +29,11 @@ class KVScales:
     def tensors(self) -> list[TensorMeta]:
         """Those that there are."""
         return [meta for meta in (self.k, self.v) if meta is not None]
+
+
+def is_kv_scale(name: str) -> bool:
+    """Whether the tensor of this canonical name is a scale for the KV cache."""
+    return _NAME.match(name) is not None
 
 
 def find_kv_scales(metas: Iterable[TensorMeta]) -> dict[int, KVScales]:

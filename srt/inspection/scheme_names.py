@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from srt.checkpoint.dtypes import FP8_DTYPE
+from srt.checkpoint.dtypes import FLOAT_DTYPES, FP8_DTYPE
 from srt.checkpoint.tensor_meta import TensorMeta
 from srt.checkpoint.weight_scales import (
     ZERO_POINT_NAME,
@@ -21,7 +21,7 @@ from srt.checkpoint.weight_scales import (
 )
 
 UNQUANTIZED = "unquantized"
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = ("F64", *FLOAT_DTYPES)
 
 # What holds a module's weight, by the format: Hugging Face's and most others', GPTQ's and AWQ's,
 # compressed-tensors', gpt-oss's, EXL2's, AQLM's, HQQ's.

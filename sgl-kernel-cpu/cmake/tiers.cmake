@@ -13,12 +13,21 @@ set(SGL_FLAGS_avx512_bf16 ${SGL_FLAGS_avx512} -mavx512bf16)
 set(SGL_FLAGS_amx ${SGL_FLAGS_avx512} -mavx512vbmi -mamx-tile -mamx-bf16)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-  set(SGL_TIERS scalar avx2 avx512 avx512_bf16 amx)
+  set(SGL_ALL_TIERS scalar avx2 avx512 avx512_bf16 amx)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
-  set(SGL_TIERS scalar neon neon_bf16)
+  set(SGL_ALL_TIERS scalar neon neon_bf16)
 else()
-  set(SGL_TIERS scalar)
+  set(SGL_ALL_TIERS scalar)
 endif()
+
+# A build for tests may have only some of them: -DSGL_TIERS="scalar;avx2".
+if(NOT SGL_TIERS)
+  set(SGL_TIERS ${SGL_ALL_TIERS})
+endif()
+list(TRANSFORM SGL_TIERS REPLACE "(.+)" "SGL_BUILT(\\1)" OUTPUT_VARIABLE SGL_BUILT_TIERS)
+list(JOIN SGL_BUILT_TIERS " " SGL_BUILT_TIERS)
+set_source_files_properties(csrc/cpu/dispatch/kernel_table.cpp PROPERTIES COMPILE_DEFINITIONS
+                            "SGL_BUILT_TIERS=${SGL_BUILT_TIERS}")
 
 foreach(tier IN LISTS SGL_TIERS)
   string(TOUPPER ${tier} upper)

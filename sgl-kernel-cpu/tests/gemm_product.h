@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "dispatch/dispatch.h"
+#include "dispatch/kernel_table.h"
 #include "gemm/gemm.h"
 #include "guarded_buffer.h"
 

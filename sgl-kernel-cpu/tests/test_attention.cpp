@@ -4,15 +4,16 @@
 #include <vector>
 
 #include "check.h"
-#include "dispatch/transformer_tiers.h"
+#include "dispatch/dispatch.h"
+#include "dispatch/kernel_table.h"
 #include "guarded_buffer.h"
 
 using namespace sgl_kernel;
 
 namespace {
 
-const TransformerKernels& kernels_of(const std::string& tier) {
-  return transformer_kernels(choose_tier(tier.c_str(), detect_cpu_features()));
+const KernelTable& kernels_of(const std::string& tier) {
+  return kernel_table(choose_tier(tier.c_str(), detect_cpu_features()));
 }
 
 struct Case {

@@ -112,11 +112,3 @@ TEST(best_tier_by_processor) {
 }
 
 #endif
-
-TEST(every_runnable_tier_has_kernels) {
-  for (const std::string& name : tiers_under_test()) {
-    const KernelTable& table = kernel_table(choose_tier(name.c_str(), detect_cpu_features()));
-    CHECK(table.gemm_e4m3 != nullptr && table.gemm_bf16 != nullptr && table.gemm_fp16 != nullptr,
-          "%s", name.c_str());
-  }
-}

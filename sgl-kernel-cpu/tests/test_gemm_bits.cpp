@@ -107,7 +107,7 @@ static void check_row_blocks(const std::string& tier, int64_t N, int64_t block_k
 
 TEST(bits_do_not_depend_on_the_block_of_rows) {
   for (const std::string& tier : tiers_under_test()) {
-    const bool tiles = table_of(tier).row_block == kMaxBlockM;
+    const bool tiles = table_of(tier).gemm_row_block() == kMaxBlockM;
     for (const int64_t block_k : {0, 300}) {
       const int64_t N = tiles && block_k == 0 ? 32 * kTileChunkBlocks + 7 : 39;
       check_row_blocks<bf16_t>(tier, N, block_k);
@@ -123,7 +123,7 @@ TEST(few_columns_are_cut_into_low_blocks_of_rows) {
     args.N = 576;
     args.K = 64;
     choose_row_block(table_of(tier), 2, &args);
-    CHECK(args.row_block == table_of(tier).row_block, "%s", tier.c_str());
+    CHECK(args.row_block == table_of(tier).gemm_row_block(), "%s", tier.c_str());
     choose_row_block(table_of(tier), 64, &args);
     CHECK(args.row_block == kBlockM, "%s", tier.c_str());
   }

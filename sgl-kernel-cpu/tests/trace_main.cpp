@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "dispatch/dispatch.h"
+#include "dispatch/kernel_table.h"
 #include "gemm/gemm.h"
 
 #if defined(__x86_64__)

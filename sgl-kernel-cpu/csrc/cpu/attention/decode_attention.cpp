@@ -1,6 +1,6 @@
 #include "attention/attention_block.h"
 #include "attention/decode_tile.h"
-#include "dispatch/transformer_tiers.h"
+#include "dispatch/kernel_list.h"
 #include "simd/fp_env.h"
 
 namespace sgl_kernel {

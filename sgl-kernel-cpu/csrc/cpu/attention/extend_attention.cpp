@@ -1,5 +1,5 @@
 #include "attention/attention_block.h"
-#include "dispatch/transformer_tiers.h"
+#include "dispatch/kernel_list.h"
 #include "simd/fp_env.h"
 
 namespace sgl_kernel {

@@ -29,9 +29,12 @@ CpuidLeaf cpuid(unsigned leaf, unsigned subleaf) {
   return r;
 }
 
-bool bit(unsigned word, int index) {
-  return ((word >> index) & 1u) != 0;
+bool bit(unsigned value, int index) {
+  return ((value >> index) & 1u) != 0;
 }
+
+// Register states that the operating system saves, as bits of XCR0.
+constexpr uint64_t kXmm = 0x2, kYmm = 0x4, kOpmaskAndZmm = 0xE0, kTiles = 0x60000;
 
 uint64_t read_xcr0() {
   uint32_t low, high;
@@ -52,49 +55,31 @@ bool request_tile_state() {
 
 }  // namespace
 
+#endif
+
 CpuFeatures detect_cpu_features() {
   CpuFeatures f;
-  const CpuidLeaf basic = cpuid(1, 0);
-  const CpuidLeaf extended = cpuid(7, 0);
-  const CpuidLeaf extended1 = extended.eax >= 1 ? cpuid(7, 1) : CpuidLeaf{};
-  f.fma = bit(basic.ecx, 12);
-  f.f16c = bit(basic.ecx, 29);
-  f.avx2 = bit(extended.ebx, 5);
-  f.avx512f = bit(extended.ebx, 16);
-  f.avx512dq = bit(extended.ebx, 17);
-  f.avx512bw = bit(extended.ebx, 30);
-  f.avx512vl = bit(extended.ebx, 31);
-  f.avx512_vbmi = bit(extended.ecx, 1);
-  f.amx_bf16 = bit(extended.edx, 22);
-  f.amx_tile = bit(extended.edx, 24);
-  f.avx512_bf16 = bit(extended1.eax, 5);
-  if (bit(basic.ecx, 27)) {  // OSXSAVE: XGETBV may be used
-    const uint64_t xcr0 = read_xcr0();
-    f.os_avx = (xcr0 & 0x6) == 0x6;
-    f.os_avx512 = (xcr0 & 0xE6) == 0xE6;
-    f.os_amx = f.amx_tile && (xcr0 & 0x60000) == 0x60000 && request_tile_state();
-  }
-  return f;
-}
-
+#if defined(__x86_64__)
+  const CpuidLeaf leaf1 = cpuid(1, 0);
+  const CpuidLeaf leaf7 = cpuid(7, 0);
+  const CpuidLeaf leaf7_1 = leaf7.eax >= 1 ? cpuid(7, 1) : CpuidLeaf{};
+  const bool has_xgetbv = bit(leaf1.ecx, 27);  // OSXSAVE
+  const uint64_t xcr0 = has_xgetbv ? read_xcr0() : 0;
+  const auto saved = [xcr0](uint64_t states) { return (xcr0 & states) == states; };
+  const auto tiles_granted = [&] { return f.amx_tile && saved(kTiles) && request_tile_state(); };
 #elif defined(__aarch64__)
-
-CpuFeatures detect_cpu_features() {
-  CpuFeatures f;
-  f.neon = true;  // part of the AArch64 baseline
-#if defined(__linux__)
   constexpr unsigned long kHwcap2Bf16 = 1ul << 14;
-  f.bf16 = (getauxval(AT_HWCAP2) & kHwcap2Bf16) != 0;
+#if defined(__linux__)
+  const unsigned long hwcap2 = getauxval(AT_HWCAP2);
+#else
+  const unsigned long hwcap2 = 0;
 #endif
+#endif
+
+#define SGL_X(feature, tier, reason, detected) f.feature = detected;
+  SGL_FOR_EACH_CPU_FEATURE(SGL_X)
+#undef SGL_X
   return f;
 }
-
-#else
-
-CpuFeatures detect_cpu_features() {
-  return CpuFeatures();
-}
-
-#endif
 
 }  // namespace sgl_kernel

@@ -2,18 +2,11 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "dispatch/cpu_features.h"
-#include "gemm/gemm.h"
+#include "dispatch/tiers.h"
 
 namespace sgl_kernel {
-
-// Every tier the project has, in rising order on its architecture, built into this library or not.
-enum class Tier { scalar, neon, neon_bf16, avx2, avx512, avx512_bf16, amx };
-
-const std::vector<Tier>& all_tiers();
-const char* tier_name(Tier tier);
 
 // Empty when a machine with these features can run the tier, else the reason why it cannot.
 // `tier` belongs to the architecture that this library was built for.
@@ -30,8 +23,6 @@ Tier choose_tier(const char* requested, const CpuFeatures& features);
 // SGL_KERNEL_ISA.
 Tier active_tier();
 void set_active_tier(const char* requested);
-
-const KernelTable& kernel_table(Tier tier);
 
 // JSON object: tier, tiers_available, tiers_unavailable {tier: reason}, features, version.
 std::string cpu_info_json();

@@ -1,26 +1,35 @@
-// The list of ISA tiers, in rising order: declarations, dispatch and tests all come from it.
+// The ISA tiers: a tier is a set of compiler flags under which every kernel is compiled once more.
+// The flags are in cmake/tiers.cmake, which also says which tiers a library is built with.
 #pragma once
 
-#include "gemm/gemm.h"
+#include <vector>
 
-#if defined(__x86_64__)
-#define SGL_FOR_EACH_TIER(X) X(scalar) X(avx2) X(avx512) X(avx512_bf16) X(amx)
-#elif defined(__aarch64__)
-#define SGL_FOR_EACH_TIER(X) X(scalar) X(neon) X(neon_bf16)
-#else
-#define SGL_FOR_EACH_TIER(X) X(scalar)
-#endif
+// X(tier, below): every tier the project has, built into this library or not, in rising order on
+// its architecture. A tier needs what the tier `below` it needs, and the features that
+// cpu_features.h says are its own; `scalar` needs nothing.
+#define SGL_FOR_EACH_TIER(X) \
+  X(scalar, scalar)          \
+  X(neon, scalar)            \
+  X(neon_bf16, neon)         \
+  X(avx2, scalar)            \
+  X(avx512, avx2)            \
+  X(avx512_bf16, avx512)     \
+  X(amx, avx512)
 
-#define SGL_DECLARE_TIER(tier)                                                                 \
-  namespace sgl_kernel {                                                                       \
-  namespace tier {                                                                             \
-  void fp8_scaled_mm_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch);        \
-  void weight_packed_linear_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch); \
-  void fp16_packed_linear_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch);   \
-  float read_probe(const float* data, int64_t count);                                          \
-  int64_t multiply_probe(bool bf16, int64_t steps, float* sink);                               \
-  extern const int64_t kRowBlock;                                                              \
-  }                                                                                            \
-  }
-SGL_FOR_EACH_TIER(SGL_DECLARE_TIER)
-#undef SGL_DECLARE_TIER
+namespace sgl_kernel {
+
+enum class Tier {
+#define SGL_X(tier, below) tier,
+  SGL_FOR_EACH_TIER(SGL_X)
+#undef SGL_X
+};
+
+// All of them, in the order of the list.
+const std::vector<Tier>& all_tiers();
+
+const char* tier_name(Tier tier);
+
+// The tier whose needs `tier` has too; of `scalar`, itself.
+Tier tier_below(Tier tier);
+
+}  // namespace sgl_kernel

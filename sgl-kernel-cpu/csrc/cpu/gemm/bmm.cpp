@@ -1,24 +1,25 @@
 // Batched products: a caller of the GEMM family, one batch after the other inside a thread's range.
 #include <stdexcept>
 
+#include "dispatch/kernel_table.h"
 #include "gemm/gemm.h"
 
 namespace sgl_kernel {
 void choose_row_block(const KernelTable& table, int64_t threads, GemmArgs* args) {
   constexpr int64_t kTasksPerThread = 4;  // so that all have about as much to do
   // fp16 weights are multiplied without tiles.
-  args->row_block = args->mat2_dtype == DType::fp16 ? kBlockM : table.row_block;
+  args->row_block = args->mat2_dtype == DType::fp16 ? kBlockM : table.gemm_row_block();
   if (gemm_task_count(*args) < threads * kTasksPerThread) args->row_block = kBlockM;
 }
 
 void run_gemm(const KernelTable& table, const GemmArgs& args, TaskRange tasks, void* scratch) {
   switch (args.mat2_dtype) {
     case DType::e4m3:
-      return table.gemm_e4m3(args, tasks, scratch);
+      return table.fp8_scaled_mm(args, tasks, scratch);
     case DType::bf16:
-      return table.gemm_bf16(args, tasks, scratch);
+      return table.weight_packed_linear(args, tasks, scratch);
     case DType::fp16:
-      return table.gemm_fp16(args, tasks, scratch);
+      return table.fp16_packed_linear(args, tasks, scratch);
     case DType::f32:
       throw std::logic_error("no kernel multiplies f32 weights");
   }

@@ -142,21 +142,6 @@ SGL_INLINE int64_t gemm_scratch_bytes(const GemmArgs& args) {
   return tiny_fits(args, element) ? max_i64(tiny_scratch_bytes(args, element), panel) : panel;
 }
 
-using GemmKernel = void (*)(const GemmArgs& args, TaskRange tasks, void* scratch);
-
-// What one ISA tier provides.
-struct KernelTable {
-  GemmKernel gemm_e4m3;
-  GemmKernel gemm_bf16;
-  GemmKernel gemm_fp16;
-  int64_t row_block;  // GemmArgs::row_block where there are rows and columns enough for all threads
-  // For benchmarks. Reads all of `data` at the speed of its memory.
-  float (*read_probe)(const float* data, int64_t count);
-  // Independent multiply-adds in registers, f32 or (where the tier has the instruction) bf16 pairs;
-  // returns how many. `sink`: two floats, so that the compiler keeps them.
-  int64_t (*multiply_probe)(bool bf16, int64_t steps, float* sink);
-};
-
 // B independent products; strides in elements. mat2 is [B, N, K] contiguous, each batch packed
 // alone.
 struct BmmArgs {
@@ -170,6 +155,8 @@ struct BmmArgs {
 SGL_INLINE int64_t bmm_task_count(const BmmArgs& args) {
   return args.batch * gemm_task_count(args.gemm);
 }
+
+struct KernelTable;  // dispatch/kernel_table.h
 
 // Sets row_block for work that `threads` threads share. The result's bits do not depend on it.
 void choose_row_block(const KernelTable& table, int64_t threads, GemmArgs* args);

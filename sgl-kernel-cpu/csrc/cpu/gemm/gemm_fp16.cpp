@@ -1,5 +1,5 @@
 // fp16 weights: one instantiation of the family per tier.
-#include "dispatch/tiers.h"
+#include "dispatch/kernel_list.h"
 #include "gemm/gemm_template.h"
 
 namespace sgl_kernel {

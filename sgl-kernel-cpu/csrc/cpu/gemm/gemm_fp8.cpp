@@ -1,5 +1,5 @@
 // e4m3 weights: one instantiation of the family per tier.
-#include "dispatch/tiers.h"
+#include "dispatch/kernel_list.h"
 #include "gemm/gemm_template.h"
 
 namespace sgl_kernel {

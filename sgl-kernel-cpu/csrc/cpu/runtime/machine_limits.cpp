@@ -1,6 +1,6 @@
 // The machine's own limits, measured with the same instructions that the kernels of this tier use.
 // Benchmarks print their results as a share of these. Compiled once per tier.
-#include "dispatch/tiers.h"
+#include "dispatch/kernel_list.h"
 #include "simd/dot.h"
 #include "simd/vec.h"
 
@@ -74,7 +74,7 @@ int64_t multiply_in_tiles(int64_t steps) {
 
 }  // namespace
 
-float read_probe(const float* data, int64_t count) {
+float read_probe_kernel_impl(const float* data, int64_t count) {
   Vec sums[kReadVecs];
   for (int64_t i = 0; i < kReadVecs; ++i) sums[i] = zero();
   const int64_t step = kReadVecs * kLanes;
@@ -91,7 +91,7 @@ float read_probe(const float* data, int64_t count) {
   return reduce(sums, kReadVecs);
 }
 
-int64_t multiply_probe(bool bf16, int64_t steps, float* sink) {
+int64_t multiply_probe_kernel_impl(bool bf16, int64_t steps, float* sink) {
 #if defined(SGL_TIER_AMX)
   if (bf16) return multiply_in_tiles(steps);
 #elif defined(SGL_HAS_BF16_DOT)

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dispatch/dispatch.h"
+#include "dispatch/kernel_table.h"
 #include "gemm/gemm.h"
 #include "torch/common.h"
 

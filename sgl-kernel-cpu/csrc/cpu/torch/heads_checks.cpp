@@ -17,7 +17,7 @@ void check_rows(const Checker& check, const Tensor& t, const char* argument) {
 }
 
 void run_heads(const HeadsArgs& args, const std::vector<SharedIndices>& indices) {
-  const auto kernel = transformer_kernels(active_tier()).heads;
+  const auto kernel = kernel_table(active_tier()).heads;
   const int64_t floats = heads_scratch(args);
   int64_t elements = 0;
   for (int64_t g = 0; g < args.group_count; ++g) {

@@ -5,7 +5,8 @@
 #include <optional>
 #include <vector>
 
-#include "dispatch/transformer_tiers.h"
+#include "dispatch/dispatch.h"
+#include "dispatch/kernel_table.h"
 #include "torch/common.h"
 
 namespace sgl_kernel {

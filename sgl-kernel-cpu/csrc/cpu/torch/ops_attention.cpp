@@ -260,7 +260,7 @@ struct DecodeStep {
 };
 
 void run_decode(const std::shared_ptr<DecodeStep>& step) {
-  const TransformerKernels* kernels = &transformer_kernels(active_tier());
+  const KernelTable* kernels = &kernel_table(active_tier());
   const AttentionArgs& args = step->args;
   step->make_plan();
   // Reading a key or value costs about as much as eight multiply-adds.
@@ -295,7 +295,7 @@ void run_decode(const std::shared_ptr<DecodeStep>& step) {
 }
 
 void run_extend(const AttentionArgs& args) {
-  const TransformerKernels& kernels = transformer_kernels(active_tier());
+  const KernelTable& kernels = kernel_table(active_tier());
   std::vector<ExtendTask> tasks;
   int64_t work = 0;
   for (int64_t r = 0; r < args.requests; ++r) {

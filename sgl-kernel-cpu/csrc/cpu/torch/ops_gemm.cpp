@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dispatch/dispatch.h"
+#include "dispatch/kernel_table.h"
 #include "gemm/gemm.h"
 #include "runtime/huge_pages.h"
 #include "torch/common.h"

@@ -5,7 +5,8 @@
 #include <tuple>
 #include <vector>
 
-#include "dispatch/transformer_tiers.h"
+#include "dispatch/dispatch.h"
+#include "dispatch/kernel_table.h"
 #include "torch/heads_checks.h"
 #include "torch/registration.h"
 #include "torch/rows.h"
@@ -14,8 +15,8 @@
 namespace sgl_kernel {
 namespace {
 
-const TransformerKernels& kernels() {
-  return transformer_kernels(active_tier());
+const KernelTable& kernels() {
+  return kernel_table(active_tier());
 }
 
 void run_rms_norm(const RmsNormArgs& args) {

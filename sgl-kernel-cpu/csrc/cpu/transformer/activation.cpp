@@ -1,6 +1,6 @@
 #include "transformer/activation.h"
 
-#include "dispatch/transformer_tiers.h"
+#include "dispatch/kernel_list.h"
 #include "simd/fp_env.h"
 #include "simd/row_convert.h"
 
@@ -106,7 +106,7 @@ void topk_softmax_kernel_impl(const TopkSoftmaxArgs& args, TaskRange rows, float
   }
 }
 
-void exp_probe(const float* x, int64_t n, float* out) {
+void exp_probe_kernel_impl(const float* x, int64_t n, float* out) {
   const FpEnvGuard fp_env(false);
   for (int64_t i = 0; i < n; ++i) out[i] = exp_scalar(x[i]);
 }

@@ -1,6 +1,6 @@
 #include "transformer/norm.h"
 
-#include "dispatch/transformer_tiers.h"
+#include "dispatch/kernel_list.h"
 #include "simd/fp_env.h"
 #include "simd/row_convert.h"
 

@@ -22,7 +22,7 @@ def decode_bytes(model: CausalLM) -> int:
     look up.
     """
     table: nn.Parameter = model.model.embed_tokens.weight
-    is_read_whole = model.tied and not hasattr(model.lm_head, "weight_scale")
+    is_read_whole = model.lm_head is None
     total = sum(parameter.nbytes for parameter in model.parameters())
     return total if is_read_whole else total - table.nbytes
 

@@ -1,8 +1,10 @@
 """What the KV cache holds of one token, from a model's configuration alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from srt.utils.tensor_parallel import TensorParallel
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,15 @@ class KVLayout:
         """Memory of one token over all layers, with elements of `itemsize` bytes."""
         elements = self.num_kv_heads * (self.k_head_dim + self.v_head_dim)
         return self.num_layers * elements * itemsize
+
+    def on_each_rank(self, tp: TensorParallel) -> "KVLayout":
+        """The layout of what each rank holds; the one head of latent attention, which all query
+        heads read, is held by all.
+
+        Raises:
+            UnsupportedConfigError: Ranks cannot hold equally many heads.
+        """
+        return replace(self, num_kv_heads=tp.kv_heads(self.num_kv_heads, "KV cache"))
 
 
 def get_kv_layout(config: Mapping[str, Any]) -> KVLayout:

@@ -23,6 +23,7 @@ from srt.checkpoint.unused_tensors import UnusedTensors
 from srt.configs.dtypes import ACTIVATION_DTYPES
 from srt.configs.hf_transformers import load_hf_config
 from srt.errors import CheckpointError, UnsupportedConfigError
+from srt.utils.tensor_parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,9 @@ class ModelConfig:
         architecture: Name in the model registry.
         dtype: Dtype of activations and KV cache.
         context_length: Longest sequence, prompt and output together.
-        kv_layout: What the KV cache holds of one token.
+        tensor_parallel: The ranks that hold the model; sizes are those of all together but for
+            `kv_layout`.
+        kv_layout: What the KV cache of each rank holds of one token.
         eos_token_ids: Tokens that end a generation, by any of the files; the engine adds those of
             the tokenizer.
         quant_config: The checkpoint's quantization format, or None.
@@ -58,6 +61,7 @@ class ModelConfig:
     num_attention_heads: int
     num_kv_heads: int
     head_dim: int
+    tensor_parallel: TensorParallel
     kv_layout: KVLayout
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
@@ -145,6 +149,7 @@ class ModelConfig:
                 f"context length {context_length} is not between 1 and the model's {own_length}"
             )
         tied = bool(hf_config.tie_word_embeddings)
+        tensor_parallel = TensorParallel()
         return cls(
             path=directory,
             hf_config=hf_config,
@@ -157,7 +162,8 @@ class ModelConfig:
             num_attention_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            kv_layout=get_kv_layout(hf_config.to_dict()),
+            tensor_parallel=tensor_parallel,
+            kv_layout=get_kv_layout(hf_config.to_dict()).on_each_rank(tensor_parallel),
             tie_word_embeddings=tied,
             eos_token_ids=read_eos_token_ids(
                 [(config_file, raw), (config_file, text), (generation_file, generation)]

@@ -4,8 +4,6 @@ Multi-head latent attention (DeepSeek-V2, 2024) in its absorbed form is attentio
 whose value is the first part of its key, so its cache holds no values.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -15,14 +13,6 @@ from srt.layers.rotary_embedding import RotaryEmbedding
 
 # A table of rotations without features, for layers that rotate nothing.
 _NO_ROTATION = torch.empty(2**31, 0)
-
-_library = torch.library.Library("srt", "DEF")
-_library.define(
-    "latent_attention(Tensor query, Tensor key, Tensor(a!) cache, Tensor out_cache_loc, "
-    "Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, Tensor? extend_seq_lens, "
-    "Tensor? extend_start_loc, int max_extend_len, float scale, int v_head_dim, float cache_scale)"
-    " -> Tensor"
-)
 
 
 class RadixAttention(nn.Module):
@@ -35,8 +25,6 @@ class RadixAttention(nn.Module):
         num_kv_heads: Heads of keys and values.
         layer_id: The layer's place in the KV cache.
         sliding_window: Tokens that a token sees, itself included; None for all.
-        rope: Rotates queries and keys; None for no rotation.
-        qk_norm: Norms of each query head and each key head, before the rotation; None for none.
     """
 
     def __init__(
@@ -47,8 +35,6 @@ class RadixAttention(nn.Module):
         layer_id: int,
         *,
         sliding_window: int | None = None,
-        rope: RotaryEmbedding | None = None,
-        qk_norm: tuple[RMSNorm, RMSNorm] | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -57,16 +43,23 @@ class RadixAttention(nn.Module):
         self.layer_id = layer_id
         self.scale = head_dim**-0.5
         self.sliding_window = sliding_window or 0
-        # In tuples: their owners are elsewhere in the model.
-        self._rope = (rope,)
-        self._qk_norm = qk_norm
 
-    def forward(self, qkv: Tensor, batch: ForwardBatch) -> Tensor:
+    def forward(
+        self,
+        qkv: Tensor,
+        batch: ForwardBatch,
+        rope: RotaryEmbedding | None,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+    ) -> Tensor:
         """Keys and values go into the cache.
 
         Args:
             qkv: `[T, (num_heads + 2 * num_kv_heads) * head_dim]`; its queries are overwritten.
             batch: The pass.
+            rope: Rotates queries and keys; None for no rotation.
+            q_norm: Norm of each query head before the rotation; None for none.
+            k_norm: The same for key heads; of one epsilon with `q_norm`.
 
         Returns:
             `[T, num_heads * head_dim]` in the dtype of `qkv`.
@@ -75,8 +68,6 @@ class RadixAttention(nn.Module):
         k_cache, v_cache = pool.get_kv_buffer(self.layer_id)
         assert v_cache is not None, "the layout of grouped-query attention holds values"
         k_scale, v_scale = pool.get_kv_scales(self.layer_id)
-        rope = self._rope[0]
-        q_norm, k_norm = self._qk_norm or (None, None)
         heads = (
             batch.positions,
             _NO_ROTATION if rope is None else rope.cos_sin_cache,
@@ -109,56 +100,18 @@ class RadixAttention(nn.Module):
         return out
 
 
-def _extend_of(batch: ForwardBatch) -> tuple[Tensor | None, Tensor | None, int]:
-    """New tokens of each request and where they begin, (None, None, 1) in a decode pass."""
-    if batch.forward_mode is ForwardMode.DECODE:
-        return None, None, 1
-    return batch.extend_seq_lens, batch.extend_start_loc, batch.max_extend_len
-
-
-def _attend(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    extend_seq_lens: Tensor | None,
-    extend_start_loc: Tensor | None,
-    max_extend_len: int,
-    options: tuple[Any, ...],
-) -> Tensor:
-    """Attention of queries whose keys and values are in the cache; `options` are the kernels' last
-    arguments.
-    """
-    ops = torch.ops.sgl_kernel
-    requests = (req_to_token, req_pool_indices, seq_lens)
-    out = query.new_empty(*query.shape[:2], v_cache.shape[2])
-    if extend_seq_lens is None:
-        fresh = (None, None, None, None)
-        ops.decode_attention_cpu.default(query, k_cache, v_cache, out, *fresh, *requests, *options)
-    else:
-        extend = (extend_seq_lens, extend_start_loc, max_extend_len)
-        ops.extend_attention_cpu.default(
-            query, None, None, out, k_cache, v_cache, *requests, *extend, *options
-        )
-    return out
-
-
 class RadixLatentAttention(nn.Module):
     """Multi-head latent attention of one decoder layer over latents.
 
     Args:
         latent_dim: Size of a latent, which is a key's first part and its value.
-        rope_dim: Size of a key's other part.
         layer_id: The layer's place in the KV cache.
         scale: Factor of the scores before the softmax.
     """
 
-    def __init__(self, latent_dim: int, rope_dim: int, layer_id: int, *, scale: float) -> None:
+    def __init__(self, latent_dim: int, layer_id: int, *, scale: float) -> None:
         super().__init__()
         self.latent_dim = latent_dim
-        self.rope_dim = rope_dim
         self.layer_id = layer_id
         self.scale = scale
 
@@ -166,7 +119,7 @@ class RadixLatentAttention(nn.Module):
         """The key goes into the cache.
 
         Args:
-            query: `[T, heads, latent_dim + rope_dim]`.
+            query: `[T, heads, latent_dim + rope_dim]`, heads of any number.
             key: `[T, 1, latent_dim + rope_dim]`.
             batch: The pass.
 
@@ -176,18 +129,21 @@ class RadixLatentAttention(nn.Module):
         # Called directly where nothing is traced, which saves the dispatcher.
         is_traced = torch.compiler.is_compiling()
         op = torch.ops.srt.latent_attention.default if is_traced else latent_attention
+        decodes = batch.forward_mode is ForwardMode.DECODE
         out: Tensor = op(
             query,
             key,
             batch.kv_pool.get_kv_buffer(self.layer_id)[0],
+            self.latent_dim,
+            self.scale,
+            batch.kv_pool.get_kv_scales(self.layer_id)[0],
             batch.out_cache_loc,
             batch.req_to_token,
             batch.req_pool_indices,
             batch.seq_lens,
-            *_extend_of(batch),
-            self.scale,
-            self.latent_dim,
-            batch.kv_pool.get_kv_scales(self.layer_id)[0],
+            None if decodes else batch.extend_seq_lens,
+            None if decodes else batch.extend_start_loc,
+            batch.max_extend_len,
         )
         return out
 
@@ -196,6 +152,9 @@ def latent_attention(
     query: Tensor,
     key: Tensor,
     cache: Tensor,
+    v_head_dim: int,
+    sm_scale: float,
+    cache_scale: float,
     out_cache_loc: Tensor,
     req_to_token: Tensor,
     req_pool_indices: Tensor,
@@ -203,9 +162,6 @@ def latent_attention(
     extend_seq_lens: Tensor | None,
     extend_start_loc: Tensor | None,
     max_extend_len: int,
-    scale: float,
-    v_head_dim: int,
-    cache_scale: float,
 ) -> Tensor:
     """Stores keys and attends. An operator of its own, so that a compiled graph sees the cache once
     and not also as the view that the values are.
@@ -214,6 +170,9 @@ def latent_attention(
         query: `[T, heads, head_dim]`.
         key: `[T, 1, head_dim]`, stored in `cache` at `out_cache_loc`.
         cache: `[slots, 1, head_dim]`.
+        v_head_dim: Size of the part of a key that is its value.
+        sm_scale: Factor of the scores before the softmax.
+        cache_scale: What a stored number is multiplied by.
         out_cache_loc: As the rest, see :class:`ForwardBatch`.
         req_to_token: `[rows, max_context_len]` int32.
         req_pool_indices: `[B]`.
@@ -221,48 +180,39 @@ def latent_attention(
         extend_seq_lens: `[B]`; None for a decode pass.
         extend_start_loc: `[B]`; None for a decode pass.
         max_extend_len: The largest of `extend_seq_lens`.
-        scale: Factor of the scores before the softmax.
-        v_head_dim: Size of the part of a key that is its value.
-        cache_scale: What a stored number is multiplied by.
 
     Returns:
         `[T, heads, v_head_dim]`.
     """
+    ops = torch.ops.sgl_kernel
     values = cache.narrow(2, 0, v_head_dim)
-    torch.ops.sgl_kernel.store_cache_cpu.default(
+    ops.store_cache_cpu.default(
         key, key.narrow(2, 0, v_head_dim), cache, values, out_cache_loc, None, *[cache_scale] * 2
     )
-    return _attend(
-        query,
-        cache,
-        values,
-        req_to_token,
-        req_pool_indices,
-        seq_lens,
-        extend_seq_lens,
-        extend_start_loc,
-        max_extend_len,
-        (scale, 0.0, 0, None, cache_scale, cache_scale),
-    )
+    out = query.new_empty(*query.shape[:2], v_head_dim)
+    requests = (req_to_token, req_pool_indices, seq_lens)
+    options = (sm_scale, 0.0, 0, None, cache_scale, cache_scale)
+    # Keys and values are in the cache.
+    if extend_seq_lens is None:
+        fresh = (None, None, None, None)
+        ops.decode_attention_cpu.default(query, cache, values, out, *fresh, *requests, *options)
+    else:
+        extend = (extend_seq_lens, extend_start_loc, max_extend_len)
+        ops.extend_attention_cpu.default(
+            query, None, None, out, cache, values, *requests, *extend, *options
+        )
+    return out
 
 
+_library = torch.library.Library("srt", "DEF")
+_library.define(
+    "latent_attention" + torch.library.infer_schema(latent_attention, mutates_args=("cache",))
+)
 _library.impl("latent_attention", latent_attention, "CPU")
 
 
 @torch.library.register_fake("srt::latent_attention", lib=_library)
 def _latent_attention_fake(
-    query: Tensor,
-    key: Tensor,
-    cache: Tensor,
-    out_cache_loc: Tensor,
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    seq_lens: Tensor,
-    extend_seq_lens: Tensor | None,
-    extend_start_loc: Tensor | None,
-    max_extend_len: int,
-    scale: float,
-    v_head_dim: int,
-    cache_scale: float,
+    query: Tensor, key: Tensor, cache: Tensor, v_head_dim: int, *pass_: object
 ) -> Tensor:
     return query.new_empty(*query.shape[:2], v_head_dim)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 import sgl_kernel
 from srt.checkpoint.formats.quantization_config import QuantizationConfig
 from srt.layers.float32 import Float32LinearMethod
-from srt.layers.linear import Linear
+from srt.layers.linear import ColumnParallelLinear
 from srt.layers.quantization.fp8_linear import Fp8LinearMethod
+from srt.utils.tensor_parallel import TensorParallel
 
 
 class HeadwiseLinear(nn.Module):
@@ -69,15 +70,24 @@ class HeadwiseLinear(nn.Module):
         return out if self.output_scale is None else (out * self.output_scale).to(dtype)
 
 
-class LatentProjection(Linear):
-    """The checkpoint's `kv_b_proj`, held as two factors for each head.
+class LatentProjection(ColumnParallelLinear):
+    """The checkpoint's `kv_b_proj`, held as two factors for each head of this rank.
 
     FP8 weights stay FP8 where the scales of a head's keys, and of its values, differ along rows or
     along columns of the weight only: per tensor, per channel, and blocks of which a head's part
     spans one row, as DeepSeek's own. Where they differ along both, the factors are held in
     bfloat16, rounded once.
 
+    Args:
+        latent: Size of a latent.
+        num_heads: Heads of all ranks.
+        head_sizes: Sizes of a head's key, without its rotary part, and of its value.
+        tp: The ranks that hold the layer.
+        quant_config: The checkpoint's format, or None.
+        prefix: Full module name.
+
     Attributes:
+        num_heads: H, the heads of this rank.
         w_kc: `[H, kv_lora_rank, qk_nope_head_dim]`, for queries.
         w_vc: `[H, v_head_dim, kv_lora_rank]`, for the attention's output.
     """
@@ -87,11 +97,16 @@ class LatentProjection(Linear):
         latent: int,
         num_heads: int,
         head_sizes: tuple[int, int],
-        quant: QuantizationConfig | None,
+        *,
+        tp: TensorParallel,
+        quant_config: QuantizationConfig | None,
         prefix: str,
     ) -> None:
-        super().__init__(latent, num_heads * sum(head_sizes), quant_config=quant, prefix=prefix)
-        self.num_heads = num_heads
+        heads = tp.part(num_heads, "heads", prefix)
+        super().__init__(
+            latent, num_heads * sum(head_sizes), tp=tp, quant_config=quant_config, prefix=prefix
+        )
+        self.num_heads = heads
         self.head_sizes = head_sizes
         self.w_kc = HeadwiseLinear()
         self.w_vc = HeadwiseLinear()

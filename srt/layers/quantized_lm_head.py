@@ -11,7 +11,7 @@ import sgl_kernel
 from srt.checkpoint.formats.schemes import SCHEMES
 from srt.layers.quantization.fp8_quantization import encode_weight
 from srt.layers.quantization.unquant import UnquantizedLinearMethod
-from srt.layers.vocab_embedding import LMHead, TiedLMHead
+from srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 # Rows that are quantized at a time.
 _ROWS = 4096
@@ -47,10 +47,14 @@ class QuantizedLMHead(nn.Module):
         return logits
 
 
-def quantize_lm_head(lm_head: nn.Module) -> nn.Module:
-    """The FP8 form of a loaded output projection; the same one if it is not in bfloat16."""
-    if isinstance(lm_head, TiedLMHead) and lm_head.table_is_packed:
-        return QuantizedLMHead(lm_head.weight)
-    if isinstance(lm_head, LMHead) and isinstance(lm_head.quant_method, UnquantizedLinearMethod):
+def quantize_lm_head(lm_head: nn.Module) -> QuantizedLMHead | None:
+    """The FP8 form of a loaded output projection, or of the table that is one, too; None if it is
+    not held in packed bfloat16.
+    """
+    if isinstance(lm_head, VocabParallelEmbedding):
+        return QuantizedLMHead(lm_head.weight.data) if lm_head.packed else None
+    if isinstance(lm_head, ParallelLMHead) and isinstance(
+        lm_head.quant_method, UnquantizedLinearMethod
+    ):
         return QuantizedLMHead(lm_head.get_parameter("weight").data)
-    return lm_head
+    return None

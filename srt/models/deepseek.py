@@ -7,6 +7,7 @@ key is the latent followed by the rotary part and whose value is the latent.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,72 +19,90 @@ from srt.layers.attention import RadixLatentAttention
 from srt.layers.forward_batch_info import ForwardBatch
 from srt.layers.latent_projection import LatentProjection
 from srt.layers.layernorm import RMSNorm
-from srt.layers.linear import Linear
+from srt.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from srt.layers.rotary_embedding import RotaryEmbedding, get_rope
-from srt.models.decoder import CausalLM, LayerOptions
+from srt.models.decoder import CausalLM, layer_prefix
+from srt.models.decoder_layer import MAIN_ROPE, LayerOptions
 
 # Of the norms inside the attention, whatever the configuration says of the others.
 _LATENT_NORM_EPS = 1e-6
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention in the absorbed form."""
+    """Multi-head latent attention in the absorbed form. Heads are shared out among ranks; the
+    latents, which all heads read, are not.
+    """
 
     def __init__(
         self,
         config: ModelConfig,
         layer_id: int,
-        rope: RotaryEmbedding,
-        quant: QuantizationConfig | None,
+        quant_config: QuantizationConfig | None,
         prefix: str,
     ) -> None:
         super().__init__()
-        hf_config = config.hf_config
+        hf_config, tp = config.hf_config, config.tensor_parallel
         hidden, bias = config.hidden_size, bool(hf_config.attention_bias)
-        self.num_heads = heads = config.num_attention_heads
+        heads = config.num_attention_heads
         self.nope, self.rope = hf_config.qk_nope_head_dim, hf_config.qk_rope_head_dim
         self.latent, v_head_dim = hf_config.kv_lora_rank, hf_config.v_head_dim
-        # Not a submodule: the model owns it.
-        self._rope = (rope,)
 
-        def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Linear:
-            return Linear(inputs, outputs, bias=bias, quant_config=quant, prefix=f"{prefix}.{name}")
+        def replicated(name: str, outputs: int) -> ReplicatedLinear:
+            return ReplicatedLinear(
+                hidden, outputs, bias=bias, quant_config=quant_config, prefix=f"{prefix}.{name}"
+            )
 
-        query_size = heads * (self.nope + self.rope)
+        def queries(name: str, inputs: int) -> ColumnParallelLinear:
+            return ColumnParallelLinear(
+                inputs,
+                heads * (self.nope + self.rope),
+                tp=tp,
+                quant_config=quant_config,
+                prefix=f"{prefix}.{name}",
+            )
+
         self.has_query_latent = hf_config.q_lora_rank is not None
         if self.has_query_latent:
             rank = hf_config.q_lora_rank
-            self.q_a_proj = linear("q_a_proj", hidden, rank, bias)
+            self.q_a_proj = replicated("q_a_proj", rank)
             self.q_a_layernorm = RMSNorm(rank, _LATENT_NORM_EPS, config.dtype)
-            self.q_b_proj = linear("q_b_proj", rank, query_size)
+            self.q_b_proj = queries("q_b_proj", rank)
         else:
-            self.q_proj = linear("q_proj", hidden, query_size)
-        self.kv_a_proj_with_mqa = linear(
-            "kv_a_proj_with_mqa", hidden, self.latent + self.rope, bias
-        )
+            self.q_proj = queries("q_proj", hidden)
+        self.kv_a_proj_with_mqa = replicated("kv_a_proj_with_mqa", self.latent + self.rope)
         self.kv_a_layernorm = RMSNorm(self.latent, _LATENT_NORM_EPS, config.dtype)
         self.kv_b_proj = LatentProjection(
-            self.latent, heads, (self.nope, v_head_dim), quant, f"{prefix}.kv_b_proj"
+            self.latent,
+            heads,
+            (self.nope, v_head_dim),
+            tp=tp,
+            quant_config=quant_config,
+            prefix=f"{prefix}.kv_b_proj",
         )
-        self.o_proj = linear("o_proj", heads * v_head_dim, hidden, bias)
-        self.attn = RadixLatentAttention(
-            self.latent, self.rope, layer_id, scale=_softmax_scale(config)
+        self.o_proj = RowParallelLinear(
+            heads * v_head_dim,
+            hidden,
+            tp=tp,
+            bias=bias,
+            quant_config=quant_config,
+            prefix=f"{prefix}.o_proj",
         )
+        self.attn = RadixLatentAttention(self.latent, layer_id, scale=_softmax_scale(config))
 
-    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """`[T, hidden_size]` to the same shape in float32."""
+    def forward(self, x: Tensor, batch: ForwardBatch, rope: RotaryEmbedding) -> Tensor:
+        """`[T, hidden_size]` to the same shape in float32; `rope` rotates queries and keys."""
         if self.has_query_latent:
             q_latent = self.q_a_layernorm(self.q_a_proj(x, torch.float32))
             q = self.q_b_proj(q_latent, torch.float32)
         else:
             q = self.q_proj(x, torch.float32)
-        q_nope, q_rope = q.view(-1, self.num_heads, self.nope + self.rope).split(
+        q_nope, q_rope = q.view(-1, self.kv_b_proj.num_heads, self.nope + self.rope).split(
             (self.nope, self.rope), dim=-1
         )
         kv = self.kv_a_proj_with_mqa(x, torch.float32).unsqueeze(1)
         latent, k_rope = kv.split((self.latent, self.rope), dim=-1)
         q_nope = self.kv_b_proj.absorb(q_nope, x.dtype)
-        q_rope, k_rope = self._rope[0](batch.positions, q_rope, k_rope)
+        q_rope, k_rope = rope(batch.positions, q_rope, k_rope)
         query = torch.cat([q_nope, q_rope.to(x.dtype)], dim=-1)
         key = torch.cat([self.kv_a_layernorm(latent), k_rope.to(x.dtype)], dim=-1)
         latents = self.attn(query, key, batch)
@@ -104,42 +123,37 @@ def _softmax_scale(config: ModelConfig) -> float:
 class DeepseekV2ForCausalLM(CausalLM):
     """DeepSeek-V2."""
 
-    def layer_options(self, config: ModelConfig, layer_id: int) -> LayerOptions:
-        return LayerOptions(mlp_bias=bool(getattr(config.hf_config, "mlp_bias", False)))
+    def layer_options(self, layer_id: int) -> LayerOptions:
+        return LayerOptions(mlp_bias=bool(getattr(self.config.hf_config, "mlp_bias", False)))
 
-    def make_rope(self, config: ModelConfig) -> RotaryEmbedding:
-        hf_config = config.hf_config
-        interleaved = self.is_interleaved(config)
+    def make_ropes(self) -> Mapping[str, RotaryEmbedding]:
+        hf_config = self.config.hf_config
         rope = get_rope(
             hf_config,
             hf_config.qk_rope_head_dim,
-            config.context_length,
-            interleaved=interleaved,
+            self.config.context_length,
+            interleaved=self.is_interleaved,
         )
         if rope.query_scaling is not None:
             raise UnsupportedConfigError(
                 f"llama_4_scaling_beta {rope.query_scaling[0]} is not supported with latent "
                 "attention; expected none"
             )
-        return rope
+        return {MAIN_ROPE: rope}
 
-    def is_interleaved(self, config: ModelConfig) -> bool:
+    @property
+    def is_interleaved(self) -> bool:
         """Whether the features that are rotated together are neighbours."""
         return True
 
-    def make_attention(
-        self,
-        config: ModelConfig,
-        layer_id: int,
-        rope: RotaryEmbedding,
-        quant: QuantizationConfig | None,
-        prefix: str,
-    ) -> nn.Module:
-        return LatentAttention(config, layer_id, rope, quant, prefix)
+    def make_attention(self, layer_id: int) -> nn.Module:
+        prefix = f"{layer_prefix(layer_id)}.self_attn"
+        return LatentAttention(self.config, layer_id, self.quant_config, prefix)
 
 
 class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
     """DeepSeek-V3 and R1."""
 
-    def is_interleaved(self, config: ModelConfig) -> bool:
-        return bool(config.hf_config.rope_interleave)
+    @property
+    def is_interleaved(self) -> bool:
+        return bool(self.config.hf_config.rope_interleave)

@@ -4,15 +4,15 @@ Ministral 3 (2025) adds YaRN and scales its queries by their position, both of w
 parameters say. Behind the `mistral3` wrapper, which adds a vision tower, is one of the two.
 """
 
-from srt.configs.model_config import ModelConfig
-from srt.models.decoder import CausalLM, LayerOptions, get_sliding_window
+from srt.models.decoder import CausalLM
+from srt.models.decoder_layer import LayerOptions, get_sliding_window
 
 
 class MistralForCausalLM(CausalLM):
     """Mistral 7B, Nemo, Small and Devstral."""
 
-    def layer_options(self, config: ModelConfig, layer_id: int) -> LayerOptions:
-        return LayerOptions(sliding_window=get_sliding_window(config.hf_config, layer_id))
+    def layer_options(self, layer_id: int) -> LayerOptions:
+        return LayerOptions(sliding_window=get_sliding_window(self.config.hf_config, layer_id))
 
 
 class MinistralForCausalLM(MistralForCausalLM):

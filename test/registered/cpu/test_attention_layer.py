@@ -128,12 +128,12 @@ def test_grouped_query_attention(lengths: list[tuple[int, int]], options: dict[s
     if options.get("rotated", True):
         extra = {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 16}
         rope = make_rope(**(extra if "scaling" in options else {}))
-    norms = None
+    norms: tuple[RMSNorm, ...] = ()
     if "norms" in options:
         norms = RMSNorm(DIM, 1e-5, torch.float32), RMSNorm(DIM, 1e-5, torch.float32)
         for i, norm in enumerate(norms):
             norm.weight.data.copy_(randn(DIM, seed=i))
-    layer = RadixAttention(HEADS, DIM, KV_HEADS, 1, sliding_window=window, rope=rope, qk_norm=norms)
+    layer = RadixAttention(HEADS, DIM, KV_HEADS, 1, sliding_window=window)
     pool = TokenToKVPool(SLOTS, KVLayout(2, KV_HEADS, DIM, DIM), cache_dtype, [(1.0, 1.0), scales])
     for buffer in pool.get_kv_buffer(1):
         assert buffer is not None
@@ -146,13 +146,14 @@ def test_grouped_query_attention(lengths: list[tuple[int, int]], options: dict[s
     for batch in requests.passes():
         new, ends = batch.extend_seq_lens.tolist(), batch.seq_lens.tolist()
         rows = zip(batch.req_pool_indices.tolist(), new, ends, strict=True)
-        out = layer(torch.cat([sequences[r - 1][end - n : end] for r, n, end in rows]), batch)
+        qkv = torch.cat([sequences[r - 1][end - n : end] for r, n, end in rows])
+        out = layer(qkv, batch, rope, *norms)
     assert out.dtype == dtype
     expected = []
     for (prefix, _), sequence in zip(lengths, sequences, strict=True):
         heads = sequence.double().unflatten(1, (-1, DIM))
         q, k, v = heads.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
-        if norms is not None:
+        if norms:
             q, k = (
                 x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
                 for x, norm in zip((q, k), norms, strict=True)
@@ -171,7 +172,7 @@ def test_grouped_query_attention(lengths: list[tuple[int, int]], options: dict[s
 @pytest.mark.parametrize("cache_dtype", [torch.float16, torch.float8_e4m3fn])
 def test_latent_attention(lengths: list[tuple[int, int]], cache_dtype: torch.dtype) -> None:
     latent, rope_dim, scale = 48, 16, 0.11
-    layer = RadixLatentAttention(latent, rope_dim, 0, scale=scale)
+    layer = RadixLatentAttention(latent, 0, scale=scale)
     pool = TokenToKVPool(SLOTS, KVLayout(1, 1, latent + rope_dim, 0), cache_dtype)
     pool.get_kv_buffer(0)[0].fill_(torch.nan)
     requests = Requests(lengths, pool)
@@ -199,5 +200,5 @@ def test_the_latent_operator_has_a_fake_that_agrees(extend: bool) -> None:
     slots, rows, ones = torch.tensor([1, 5]), torch.arange(2), torch.ones(2, dtype=torch.int64)
     table = slots.to(torch.int32)[:, None]
     extra = (ones, torch.arange(2)) if extend else (None, None)
-    args = (query, key, cache, slots, table, rows, ones, *extra, 1, math.sqrt(0.1), 24, 1.0)
+    args = (query, key, cache, 24, math.sqrt(0.1), 1.0, slots, table, rows, ones, *extra, 1)
     torch.library.opcheck(torch.ops.srt.latent_attention.default, args)

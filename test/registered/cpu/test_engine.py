@@ -351,7 +351,8 @@ def test_a_quantized_output_projection(tmp_path: Path, tied: bool) -> None:
             tmp_path, max_total_tokens=64, quantize_lm_head=quantized, progress=False
         ) as engine:
             entries.append(engine.generate(input_ids=ids, sampling_params=params).logprobs[0])
-            weight = engine.model_runner.model.lm_head.weight
+            model = engine.model_runner.model
+            weight = (model.lm_head or model.model.embed_tokens).weight
             assert (weight.dtype == torch.float8_e4m3fn) == quantized
     plain, fp8 = (dict(entry.top) for entry in entries)
     assert plain != fp8

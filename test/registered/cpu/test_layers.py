@@ -16,10 +16,11 @@ from srt.errors import UnsupportedConfigError
 from srt.layers.activation import SiluAndMul
 from srt.layers.layernorm import RMSNorm
 from srt.layers.rotary_embedding import get_rope
-from srt.layers.vocab_embedding import LMHead, TiedLMHead, VocabEmbedding
+from srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from srt.mem_cache.memory_pool import TokenToKVPool
 from srt.model_executor.fast_attributes import flatten_attributes
 from srt.test.ci_register import register_cpu_ci
+from srt.utils.tensor_parallel import TensorParallel
 
 register_cpu_ci(est_time=6, suite="per-commit")
 
@@ -172,21 +173,22 @@ def test_other_rotary_embeddings_are_refused(parameters: dict[str, Any], named: 
 @pytest.mark.parametrize(("vocab_size", "hidden_size"), [(1007, 96), (64, 64), (33, 31)])
 def test_tied_table_is_held_once_and_read_both_ways(vocab_size: int, hidden_size: int) -> None:
     table = randn(vocab_size, hidden_size)
-    embedding = VocabEmbedding(vocab_size, hidden_size, torch.bfloat16, packed=True)
+    embedding = VocabParallelEmbedding(
+        vocab_size, hidden_size, torch.bfloat16, tp=TensorParallel(), packed=True
+    )
     embedding.weight = torch.nn.Parameter(table.clone(), requires_grad=False)
     embedding.process_weights_after_loading()
-    head = TiedLMHead(embedding)
-    assert list(head.parameters()) == []
+    assert [held.nbytes for held in embedding.parameters()] == [table.nbytes]
     ids = torch.tensor([0, vocab_size - 1, 5, 5, 31])
     assert torch.equal(embedding(ids), table[ids])
     x = randn(3, hidden_size)
-    logits = head(x)
+    logits = embedding.logits(x)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, x.float() @ table.float().T, rtol=1e-5, atol=1e-4)
 
 
 def test_untied_head_gives_float32_logits() -> None:
-    head = LMHead(96, 1007, quant_config=None)
+    head = ParallelLMHead(96, 1007, tp=TensorParallel(), quant_config=None)
     table = randn(1007, 96)
     head.weight = torch.nn.Parameter(table.clone(), requires_grad=False)
     head.process_weights_after_loading()

@@ -13,9 +13,15 @@ from srt.checkpoint.formats.fp8 import Fp8Config
 from srt.checkpoint.tensor_meta import TensorMeta
 from srt.errors import CheckpointError
 from srt.layers.dtypes import dtype_code
-from srt.layers.linear import Linear, LinearBase, MergedLinear, QKVLinear
+from srt.layers.linear import (
+    LinearBase,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+)
 from srt.layers.parameter import ModelParameter
 from srt.test.ci_register import register_cpu_ci
+from srt.utils.tensor_parallel import TensorParallel
 
 register_cpu_ci(est_time=4, suite="per-commit")
 
@@ -55,7 +61,7 @@ def assert_product(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None =
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_per_tensor_scale(shape: tuple[int, ...], scale_dtype: torch.dtype) -> None:
-    layer = Linear(96, 47, quant_config=Fp8Config())
+    layer = ReplicatedLinear(96, 47, quant_config=Fp8Config())
     weight = make_weight(47, 96, 0)
     scale = torch.full(shape, 0.0371).to(scale_dtype)
     load(layer, "weight", weight)
@@ -68,7 +74,7 @@ def test_per_tensor_scale(shape: tuple[int, ...], scale_dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("shape", [(47,), (47, 1)])
 def test_per_channel_scale(shape: tuple[int, ...]) -> None:
-    layer = Linear(96, 47, quant_config=Fp8Config())
+    layer = ReplicatedLinear(96, 47, quant_config=Fp8Config())
     weight = make_weight(47, 96, 0)
     scale = torch.linspace(0.01, 3, 47)
     load(layer, "weight", weight)
@@ -84,7 +90,7 @@ def test_per_channel_scale(shape: tuple[int, ...]) -> None:
     ids=["equal scales", "own scales"],
 )
 def test_merged_shards_keep_their_scales(scales: Sequence[float], kept: int) -> None:
-    layer = QKVLinear(96, 32, 3, 1, quant_config=Fp8Config())
+    layer = QKVParallelLinear(96, 32, 3, 1, tp=TensorParallel(), quant_config=Fp8Config())
     weights = [make_weight(n, 96, n + i) for i, n in enumerate((96, 32, 32))]
     for shard, weight, scale in zip(("q_proj", "k_proj", "v_proj"), weights, scales, strict=True):
         load(layer, "weight", weight, shard)
@@ -97,7 +103,9 @@ def test_merged_shards_keep_their_scales(scales: Sequence[float], kept: int) -> 
 
 
 def test_prefused_tensor_with_one_scale() -> None:
-    layer = MergedLinear(64, {"gate_proj": 40, "up_proj": 40}, quant_config=Fp8Config())
+    layer = MergedColumnParallelLinear(
+        64, {"gate_proj": 40, "up_proj": 40}, tp=TensorParallel(), quant_config=Fp8Config()
+    )
     weight = make_weight(80, 64, 1)
     load(layer, "weight", weight)
     load(layer, "weight_scale", torch.tensor([0.25]))
@@ -116,7 +124,7 @@ def test_leading_sizes_bias_and_output_dtype(
     out_dtype: torch.dtype | None,
     lead: tuple[int, ...],
 ) -> None:
-    layer = Linear(31, 33, bias=bias_dtype is not None, quant_config=quant)
+    layer = ReplicatedLinear(31, 33, bias=bias_dtype is not None, quant_config=quant)
     weight = make_weight(33, 31, 2) if quant else make_weight(33, 31, 2).to(torch.bfloat16)
     load(layer, "weight", weight)
     if quant:
@@ -132,7 +140,7 @@ def test_leading_sizes_bias_and_output_dtype(
 
 
 def test_float16_activations() -> None:
-    layer = Linear(64, 64, quant_config=Fp8Config())
+    layer = ReplicatedLinear(64, 64, quant_config=Fp8Config())
     weight = make_weight(64, 64, 3)
     load(layer, "weight", weight)
     load(layer, "weight_scale", torch.tensor(1.0))
@@ -145,7 +153,7 @@ def test_float16_activations() -> None:
 
 @pytest.mark.parametrize("quant", [None, Fp8Config()], ids=["bf16", "fp8"])
 def test_the_packed_weight_takes_the_place_of_the_original(quant: Fp8Config | None) -> None:
-    layer = Linear(64, 64, quant_config=quant)
+    layer = ReplicatedLinear(64, 64, quant_config=quant)
     weight = make_weight(64, 64, 3) if quant else make_weight(64, 64, 3).to(torch.bfloat16)
     load(layer, "weight", weight)
     if quant:
@@ -158,7 +166,7 @@ def test_the_packed_weight_takes_the_place_of_the_original(quant: Fp8Config | No
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -0.5])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_bad_scales_are_refused(value: float, per_channel: bool) -> None:
-    layer = Linear(16, 8, quant_config=Fp8Config())
+    layer = ReplicatedLinear(16, 8, quant_config=Fp8Config())
     scale = torch.tensor(value)
     if per_channel:
         scale = torch.ones(8)
@@ -170,7 +178,7 @@ def test_bad_scales_are_refused(value: float, per_channel: bool) -> None:
 
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
 def test_nan_in_a_weight_is_refused_with_its_row(code: int) -> None:
-    layer = Linear(16, 8, quant_config=Fp8Config())
+    layer = ReplicatedLinear(16, 8, quant_config=Fp8Config())
     weight = torch.full((8, 16), 0x7E, dtype=torch.uint8)
     weight[1] = 0xFE
     weight[6, 3] = weight[7, 0] = code
@@ -189,7 +197,7 @@ def test_nan_in_a_weight_is_refused_with_its_row(code: int) -> None:
     ],
 )
 def test_wrong_shapes_and_dtypes_are_refused(name: str, tensor: Tensor, named: str) -> None:
-    layer = Linear(16, 8, quant_config=Fp8Config())
+    layer = ReplicatedLinear(16, 8, quant_config=Fp8Config())
     with pytest.raises(CheckpointError, match=named) as info:
         load(layer, name, tensor)
     assert info.value.tensor == f"layer.{name}"

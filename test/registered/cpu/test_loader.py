@@ -286,7 +286,7 @@ def test_lm_head(tied: bool, head: str, tmp_path: Path) -> None:
             load_model(ModelConfig.from_pretrained(path), progress=False)
         return
     model: Any = load_model(ModelConfig.from_pretrained(path), progress=False)
-    logits = model.lm_head(torch.eye(96, dtype=torch.float16)).T
+    logits = model.compute_logits(torch.eye(96, dtype=torch.float16)).T
     table = tensors["model.embed_tokens.weight"].float()
     assert torch.equal(logits, table if tied else weight * (2 if head == "fp8" else 1))
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from srt.configs.model_config import ModelConfig
-from srt.layers.linear import Linear, LinearBase
+from srt.layers.linear import LinearBase, ReplicatedLinear
 from srt.layers.quantization.mixed_linear import MixedLinearMethod
 from srt.model_loader.loader import load_model
 from srt.model_loader.mapped_checkpoint import MappedCheckpoint
@@ -104,12 +104,12 @@ def test_each_shard_has_the_bits_of_its_own_layer(case: str, tmp_path: Path) -> 
 
 def load_alone(
     tensors: dict[str, Tensor], name: str, size: int, config: ModelConfig, path: Path
-) -> Linear:
+) -> ReplicatedLinear:
     """The module of this name as a layer that is not merged."""
     assert config.quant_config is not None
     with MappedCheckpoint.open(path) as checkpoint:
         quant = config.quant_config.adapt_to(checkpoint)
-        layer = Linear(
+        layer = ReplicatedLinear(
             size, tensors[f"{name}.weight"].shape[0], bias=True, quant_config=quant, prefix=name
         )
         for parameter_name, parameter in list(layer.named_parameters()):

@@ -3,6 +3,7 @@ transformers' own model in float32 over the dequantised weights.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,14 @@ import pytest
 import torch
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from srt.configs.model_config import ModelConfig
+from srt.layers.rotary_embedding import RotaryEmbedding, get_rope
 from srt.model_executor.cpu_graph_runner import MIN_TORCH
+from srt.models import llama
+from srt.models.decoder_layer import LayerOptions
 from srt.test.ci_register import register_cpu_ci
 from srt.test.contiguous_runner import ContiguousRunner, ExtendInput
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
@@ -26,7 +32,13 @@ from srt.test.model_cases import (
     make_case,
     write_model,
 )
-from srt.test.tiny_models import ARCHITECTURES, Session, make_tensors, reference_log_probs
+from srt.test.tiny_models import (
+    ARCHITECTURES,
+    Session,
+    make_tensors,
+    reference_log_probs,
+    reference_model,
+)
 
 register_cpu_ci(est_time=60, suite="per-commit")
 
@@ -104,6 +116,41 @@ def test_a_batch_computes_what_each_request_computes_alone(
     ]
     alone = torch.cat([runner.extend([request]) for request in inputs])
     assert torch.equal(runner.extend(inputs), alone)
+
+
+def test_layers_are_given_the_rotary_embedding_that_they_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model with two, as Gemma 3, against transformers' with the other one in layer 1."""
+    config = ARCHITECTURES["llama"]
+    local = LlamaConfig(
+        head_dim=config["head_dim"], rope_parameters={"rope_type": "default", "rope_theta": 1e4}
+    )
+
+    class TwoRopes(llama.LlamaForCausalLM):
+        def make_ropes(self) -> dict[str, RotaryEmbedding]:
+            return {**super().make_ropes(), "local": get_rope(local, config["head_dim"], 128)}
+
+        def layer_options(self, layer_id: int) -> LayerOptions:
+            options = super().layer_options(layer_id)
+            return replace(options, rope="local") if layer_id == 1 else options
+
+    def with_local(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        positions = torch.arange(len(TOKENS))[None]
+        return args, {
+            **kwargs,
+            "position_embeddings": LlamaRotaryEmbedding(local)(args[0], positions),
+        }
+
+    weights = write_model(tmp_path, "bf16", config, make_tensors(config))
+    plain = reference_model(config, weights)
+    model = reference_model(config, weights)
+    model.model.layers[1].register_forward_pre_hook(with_local, with_kwargs=True)
+    with torch.inference_mode():
+        one, two = (m(torch.tensor([TOKENS])).logits[0].log_softmax(-1) for m in (plain, model))
+    assert (one - two)[PROMPT_LEN - 1 :].abs().max() > 2 * TOLERANCES["bfloat16"]
+    monkeypatch.setattr(llama, "LlamaForCausalLM", TwoRopes)
+    assert largest_difference(ModelCase(tmp_path, two), "float32") < TOLERANCES["float32"]
 
 
 def test_activation_scales_change_nothing(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@
 
 #include "dispatch/dispatch.h"
 #include "dispatch/kernel_table.h"
+#include "gemm/blocking.h"
 #include "gemm/gemm.h"
 #include "guarded_buffer.h"
+#include "guarded_scratch.h"
 
 namespace sgl_kernel {
 
@@ -46,8 +48,7 @@ class Product {
     for (int64_t i = 0; i < scales_.size(); ++i)
       scales_[i] = 0.25f + 0.01f * static_cast<float>(random() % 100);
     for (int64_t i = 0; i < bias_.size(); ++i) bias_[i] = normal(random);
-    pack_weight_blocks(weight_.data(), packed_.data(), sizeof(weight_t), c.N, c.K, 0,
-                       div_up(c.N, kBlockN));
+    repack();
   }
 
   // Of the whole product, into `out` [M, N], whose rows are padded as those of mat1.
@@ -79,7 +80,7 @@ class Product {
     for (int64_t i = 0; i < count; ++i) scales_[i] = -scales_[i];
   }
   void repack() {
-    pack_weight_blocks(weight_.data(), packed_.data(), sizeof(weight_t), case_.N, case_.K, 0,
+    pack_weight_blocks({weight_.data(), packed_.data(), sizeof(weight_t), case_.N, case_.K}, 0,
                        div_up(case_.N, kBlockN));
   }
 
@@ -125,11 +126,7 @@ inline void run_tasks(const KernelTable& table, const GemmArgs& args, int64_t ch
   for (int64_t i = 0; i < chunks; ++i) {
     const TaskRange range{tasks * i / chunks, tasks * (i + 1) / chunks};
     if (range.begin == range.end) continue;
-    void* scratch =
-        std::aligned_alloc(64, static_cast<size_t>(round_up(gemm_scratch_bytes(args), 64)));
-    std::memset(scratch, 0xFF, static_cast<size_t>(gemm_scratch_bytes(args)));
-    run_gemm(table, args, range, scratch);
-    std::free(scratch);
+    run_gemm(table, args, range, guarded_scratch(gemm_scratch_bytes(args)));
   }
 }
 

@@ -8,6 +8,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 template <typename T>
 class GuardedBuffer {
  public:
@@ -22,6 +26,11 @@ class GuardedBuffer {
     char* guard = static_cast<char*>(base_) + usable;
     if (mprotect(guard, page, PROT_NONE) != 0) std::abort();
     data_ = reinterpret_cast<T*>(guard - bytes);
+#if defined(__SANITIZE_ADDRESS__)
+    // The pages may have been another buffer's, between whose arrays a ScratchLayout left bytes
+    // that nobody may touch.
+    __asan_unpoison_memory_region(base_, usable);
+#endif
     std::memset(static_cast<void*>(data_), 0xFF, bytes);
   }
   ~GuardedBuffer() { munmap(base_, size_); }

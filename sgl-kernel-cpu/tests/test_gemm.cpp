@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "check.h"
+#include "gemm/bmm.h"
 #include "gemm_product.h"
 
 using namespace sgl_kernel;
@@ -75,7 +76,7 @@ TEST(products_match_the_double_reference) {
 
 TEST(blocks_of_rows_and_of_k) {
   for (const std::string& tier : tiers_under_test()) {
-    for (const Case& c : {Case{97, 40, 515}, Case{193, 33, 70}, Case{5, 32 * kChunkBlocks + 7, 64},
+    for (const Case& c : {Case{97, 40, 515}, Case{193, 33, 70}, Case{5, 32 * kNCBlocks + 7, 64},
                           Case{2, 32, 1100}}) {
       check_case<bf16_t, e4m3_t, float>(tier, c);
       check_case<fp16_t, e4m3_t, float>(tier, c);
@@ -136,7 +137,7 @@ TEST(scales_per_block) {
       }
     }
     // Scale segments longer than a block of K, and several chunks of columns.
-    Case c{9, 32 * kChunkBlocks + 40, 1300};
+    Case c{9, 32 * kNCBlocks + 40, 1300};
     c.block_n = 128;
     c.block_k = 700;
     check_case<bf16_t, e4m3_t, float>(tier, c);
@@ -294,8 +295,7 @@ TEST(batched_products_are_single_products) {
     args.gemm.out = batched.data();
     args.gemm.out_stride = B * N;
     const int64_t tasks = bmm_task_count(args);
-    void* scratch =
-        std::aligned_alloc(64, static_cast<size_t>(round_up(gemm_scratch_bytes(args.gemm), 64)));
+    void* scratch = guarded_scratch(gemm_scratch_bytes(args.gemm));
     run_bmm(table_of(tier), args, {0, tasks / 2 + 1}, scratch);
     run_bmm(table_of(tier), args, {tasks / 2 + 1, tasks}, scratch);
     for (int64_t b = 0; b < B; ++b) {
@@ -311,6 +311,5 @@ TEST(batched_products_are_single_products) {
               "%s batch %ld row %ld", tier.c_str(), (long)b, (long)m);
       }
     }
-    std::free(scratch);
   }
 }

@@ -96,20 +96,20 @@ static void check_row_blocks(const std::string& tier, int64_t N, int64_t block_k
   GemmArgs args = product.args(expected.data());
   run_tasks(table_of(tier), args, 1);
   args.out = got.data();
-  for (const int64_t rows : {int64_t{16}, kMaxBlockM}) {
+  for (const int64_t rows : {int64_t{16}, kMaxMC}) {
     args.row_block = rows;
     run_tasks(table_of(tier), args, 3);
     CHECK(std::memcmp(got.data(), expected.data(), c.M * N * sizeof(float)) == 0,
           "%s N=%ld: %ld rows a block differ from %ld", tier.c_str(), (long)N, (long)rows,
-          (long)kBlockM);
+          (long)kMC);
   }
 }
 
 TEST(bits_do_not_depend_on_the_block_of_rows) {
   for (const std::string& tier : tiers_under_test()) {
-    const bool tiles = table_of(tier).gemm_row_block() == kMaxBlockM;
+    const bool tiles = table_of(tier).gemm_row_block() == kMaxMC;
     for (const int64_t block_k : {0, 300}) {
-      const int64_t N = tiles && block_k == 0 ? 32 * kTileChunkBlocks + 7 : 39;
+      const int64_t N = tiles && block_k == 0 ? 32 * kTileNCBlocks + 7 : 39;
       check_row_blocks<bf16_t>(tier, N, block_k);
       check_row_blocks<fp16_t>(tier, N, block_k);
     }
@@ -117,51 +117,70 @@ TEST(bits_do_not_depend_on_the_block_of_rows) {
 }
 
 TEST(few_columns_are_cut_into_low_blocks_of_rows) {
+  KernelTable table = table_of(tiers_under_test()[0]);
+  table.gemm_row_block = [] { return kMaxMC; };  // as a tier with tiles has
+  GemmArgs args;
+  args.M = 512;
+  args.N = 576;
+  args.K = 64;
+  // 2 high blocks of rows times 18 blocks of columns are enough for 9 threads, 4 tasks for each.
+  choose_row_block(table, 9, &args);
+  CHECK(args.row_block == kMaxMC && gemm_task_count(args) == 2 * 18, "%ld tasks of %ld rows",
+        (long)gemm_task_count(args), (long)args.row_block);
+  choose_row_block(table, 10, &args);
+  CHECK(args.row_block == kMC && gemm_task_count(args) == 6 * 18, "%ld tasks of %ld rows",
+        (long)gemm_task_count(args), (long)args.row_block);
+  // fp16 weights are multiplied without tiles.
+  args.mat2_dtype = DType::fp16;
+  choose_row_block(table, 1, &args);
+  CHECK(args.row_block == kMC, "%ld rows", (long)args.row_block);
+}
+
+TEST(tiers_with_tiles_take_high_blocks_of_rows) {
   for (const std::string& tier : tiers_under_test()) {
-    GemmArgs args;
-    args.M = 512;
-    args.N = 576;
-    args.K = 64;
-    choose_row_block(table_of(tier), 2, &args);
-    CHECK(args.row_block == table_of(tier).gemm_row_block(), "%s", tier.c_str());
-    choose_row_block(table_of(tier), 64, &args);
-    CHECK(args.row_block == kBlockM, "%s", tier.c_str());
+    const int64_t expected = tier == "amx" ? 256 : 96;
+    const int64_t got = table_of(tier).gemm_row_block();
+    CHECK(got == expected, "%s: %ld", tier.c_str(), (long)got);
   }
 }
+
+// A tier's product is that of the scalar tier, which every machine runs, to the last bit.
+template <typename act_t, typename weight_t>
+static void check_scalar_bits(const std::string& tier, int64_t M) {
+  Case c{M, 65, 333};
+  c.block_k = std::is_same<weight_t, e4m3_t>::value ? 100 : 0;
+  Product<act_t, weight_t> product(c, 11);
+  GuardedBuffer<float> expected(c.M * c.N), got(c.M * c.N);
+  run_tasks(table_of("scalar"), product.args(expected.data()), 1);
+  run_tasks(table_of(tier), product.args(got.data()), 1);
+  CHECK(std::memcmp(got.data(), expected.data(), c.M * c.N * sizeof(float)) == 0,
+        "%s M=%ld: %s rows, %ld-byte weights differ from scalar", tier.c_str(), (long)M,
+        is_bf16<act_t> ? "bf16" : "fp16", (long)sizeof(weight_t));
+}
+
+// Few rows and many, one tile of rows and several, one block of rows and two.
+const int64_t kRowsOfTiers[] = {1, 3, 9, 40, 97};
 
 TEST(f32_tiers_agree_bit_for_bit) {
-  const Case c{9, 65, 333};
-  std::vector<float> first;
   for (const std::string& tier : tiers_under_test()) {
-    if (tier == "amx") continue;  // multiplies fp16 as two bf16 planes
-    Product<fp16_t, e4m3_t> product(c, 11);
-    GuardedBuffer<float> out(c.M * c.N);
-    GemmArgs args = product.args(out.data());
-    run_tasks(table_of(tier), args, 1);
-    if (first.empty()) first.assign(out.data(), out.data() + out.size());
-    CHECK(std::memcmp(first.data(), out.data(), first.size() * sizeof(float)) == 0,
-          "%s differs from %s", tier.c_str(), tiers_under_test()[0].c_str());
-  }
-}
-
-template <typename act_t>
-static void check_fp16_weights_on_all_tiers(int64_t M) {
-  const Case c{M, 65, 333};
-  std::vector<float> first;
-  for (const std::string& tier : tiers_under_test()) {
-    Product<act_t, fp16_t> product(c, 12);
-    GuardedBuffer<float> out(c.M * c.N);
-    run_tasks(table_of(tier), product.args(out.data()), 1);
-    if (first.empty()) first.assign(out.data(), out.data() + out.size());
-    CHECK(std::memcmp(first.data(), out.data(), first.size() * sizeof(float)) == 0,
-          "%s differs from %s", tier.c_str(), tiers_under_test()[0].c_str());
+    if (tier == "amx") continue;  // splits fp16 into two bf16 numbers
+    const bool multiplies_bf16 = tier == "avx512_bf16" || tier == "neon_bf16";
+    for (const int64_t M : kRowsOfTiers) {
+      check_scalar_bits<fp16_t, e4m3_t>(tier, M);
+      check_scalar_bits<fp16_t, bf16_t>(tier, M);
+      if (multiplies_bf16) continue;  // in pairs of products, with bf16 rows
+      check_scalar_bits<bf16_t, e4m3_t>(tier, M);
+      check_scalar_bits<bf16_t, bf16_t>(tier, M);
+    }
   }
 }
 
 TEST(all_tiers_agree_on_fp16_weights_bit_for_bit) {
-  for (const int64_t M : {1, 3, 9, 40}) {
-    check_fp16_weights_on_all_tiers<bf16_t>(M);
-    check_fp16_weights_on_all_tiers<fp16_t>(M);
+  for (const std::string& tier : tiers_under_test()) {
+    for (const int64_t M : kRowsOfTiers) {
+      check_scalar_bits<bf16_t, fp16_t>(tier, M);
+      check_scalar_bits<fp16_t, fp16_t>(tier, M);
+    }
   }
 }
 

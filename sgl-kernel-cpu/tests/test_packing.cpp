@@ -11,8 +11,9 @@ template <typename element_t>
 static void check_pack(int64_t N, int64_t K) {
   GuardedBuffer<element_t> weight(N * K);
   GuardedBuffer<element_t> packed(N * K);
-  for (int64_t i = 0; i < N * K; ++i) weight[i] = static_cast<element_t>(i * 40503u + 7);
-  pack_weight_blocks(weight.data(), packed.data(), sizeof(element_t), N, K, 0, div_up(N, kBlockN));
+  for (int64_t i = 0; i < N * K; ++i) weight[i] = static_cast<element_t>((i * 2654435761u) >> 16);
+  pack_weight_blocks({weight.data(), packed.data(), sizeof(element_t), N, K}, 0,
+                     div_up(N, kBlockN));
 
   std::vector<bool> seen(N * K, false);
   for (int64_t n = 0; n < N; ++n) {

@@ -1,30 +1,12 @@
-// Batched products: a caller of the GEMM family, one batch after the other inside a thread's range.
-#include <stdexcept>
-
-#include "dispatch/kernel_table.h"
-#include "gemm/gemm.h"
+#include "gemm/bmm.h"
 
 namespace sgl_kernel {
-void choose_row_block(const KernelTable& table, int64_t threads, GemmArgs* args) {
-  constexpr int64_t kTasksPerThread = 4;  // so that all have about as much to do
-  // fp16 weights are multiplied without tiles.
-  args->row_block = args->mat2_dtype == DType::fp16 ? kBlockM : table.gemm_row_block();
-  if (gemm_task_count(*args) < threads * kTasksPerThread) args->row_block = kBlockM;
+
+int64_t bmm_task_count(const BmmArgs& args) {
+  return args.batch * gemm_task_count(args.gemm);
 }
 
-void run_gemm(const KernelTable& table, const GemmArgs& args, TaskRange tasks, void* scratch) {
-  switch (args.mat2_dtype) {
-    case DType::e4m3:
-      return table.fp8_scaled_mm(args, tasks, scratch);
-    case DType::bf16:
-      return table.weight_packed_linear(args, tasks, scratch);
-    case DType::fp16:
-      return table.fp16_packed_linear(args, tasks, scratch);
-    case DType::f32:
-      throw std::logic_error("no kernel multiplies f32 weights");
-  }
-}
-
+// One batch after the other inside a thread's range.
 void run_bmm(const KernelTable& table, const BmmArgs& args, TaskRange tasks, void* scratch) {
   const int64_t per_batch = gemm_task_count(args.gemm);
   int64_t task = tasks.begin;

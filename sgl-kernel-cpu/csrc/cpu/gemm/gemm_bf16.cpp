@@ -6,7 +6,7 @@ namespace sgl_kernel {
 namespace SGL_TIER {
 
 int64_t gemm_row_block_kernel_impl() {
-  return DotFor<bf16_t, bf16_t>::kTiles ? kMaxBlockM : kBlockM;
+  return DotFor<bf16_t, bf16_t>::kTiles ? kMaxMC : kMC;
 }
 
 void weight_packed_linear_kernel_impl(const GemmArgs& args, TaskRange tasks, void* scratch) {

@@ -88,17 +88,17 @@ void pack_block(const element_t* src, element_t* dst, int64_t K, int64_t width) 
 
 }  // namespace
 
-void pack_weight_blocks(const void* src, void* dst, int64_t element_size, int64_t N, int64_t K,
-                        int64_t block_begin, int64_t block_end) {
+void pack_weight_blocks(const PackArgs& args, int64_t block_begin, int64_t block_end) {
   for (int64_t block = block_begin; block < block_end; ++block) {
     const int64_t n0 = block * kBlockN;
-    const int64_t width = min_i64(kBlockN, N - n0);
-    if (element_size == 1) {
-      pack_block<Units2>(static_cast<const uint8_t*>(src) + n0 * K,
-                         static_cast<uint8_t*>(dst) + n0 * K, K, width);
+    const int64_t width = min_i64(kBlockN, args.N - n0);
+    const int64_t first = n0 * args.K;
+    if (args.element_bytes == 1) {
+      pack_block<Units2>(static_cast<const uint8_t*>(args.src) + first,
+                         static_cast<uint8_t*>(args.dst) + first, args.K, width);
     } else {
-      pack_block<Units4>(static_cast<const uint16_t*>(src) + n0 * K,
-                         static_cast<uint16_t*>(dst) + n0 * K, K, width);
+      pack_block<Units4>(static_cast<const uint16_t*>(args.src) + first,
+                         static_cast<uint16_t*>(args.dst) + first, args.K, width);
     }
   }
 }

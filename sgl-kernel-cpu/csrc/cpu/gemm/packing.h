@@ -15,6 +15,7 @@
 namespace sgl_kernel {
 
 constexpr int64_t kBlockN = 32;
+constexpr int64_t kPairElements = 2 * kBlockN;  // of one k pair of a whole block
 
 // Index of element (n, k) inside a packed [N, K] weight.
 SGL_INLINE int64_t packed_index(int64_t N, int64_t K, int64_t n, int64_t k) {
@@ -27,9 +28,16 @@ SGL_INLINE int64_t packed_index(int64_t N, int64_t K, int64_t n, int64_t k) {
   return n0 * K + inside;
 }
 
-// Packs the blocks [block_begin, block_end) of a contiguous row-major weight [N, K] of 1- or 2-byte
-// elements. `src` and `dst` each hold N*K elements and do not overlap.
-void pack_weight_blocks(const void* src, void* dst, int64_t element_size, int64_t N, int64_t K,
-                        int64_t block_begin, int64_t block_end);
+// A contiguous row-major weight and the memory for its packed form, which do not overlap.
+struct PackArgs {
+  const void* src = nullptr;  // [N, K]
+  void* dst = nullptr;        // N * K elements
+  int64_t element_bytes = 0;  // 1 or 2
+  int64_t N = 0;
+  int64_t K = 0;
+};
+
+// Packs the blocks of columns [block_begin, block_end), of ceil(N / 32).
+void pack_weight_blocks(const PackArgs& args, int64_t block_begin, int64_t block_end);
 
 }  // namespace sgl_kernel

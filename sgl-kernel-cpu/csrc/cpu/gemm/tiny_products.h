@@ -1,5 +1,5 @@
-// Products of a few rows and packed weights, which are widened in registers or, from e4m3 codes, by
-// way of words. Part of the GEMM family, compiled per tier.
+// A few rows times packed weights, without a panel: the weights are widened in registers or, e4m3
+// on tiers that multiply f32, by way of fp16 bits. Part of the GEMM family, compiled per tier.
 #pragma once
 
 #include "gemm/micro_kernel.h"
@@ -7,18 +7,35 @@
 namespace sgl_kernel {
 namespace SGL_TIER {
 
-// Some k pairs of a block of columns.
+// Consecutive k pairs of a block of columns.
 template <typename packed_t>
 struct PairRun {
   const packed_t* b;
   int64_t pairs;
 };
 
-// Asks for the packed weights that far ahead.
+// Hardware prefetchers stop at page borders and start anew behind them, and do not get far enough
+// in front. A line is prefetched twice: early into L2, where many requests can wait, then into L1.
+// Distances into L2 that are multiples of 1 KiB read a tenth slower, measured.
+constexpr int64_t kPrefetchL1 = 1024;
+constexpr int64_t kPrefetchL2 = 4608;
+
+// Prefetches the k pairs that many bytes behind this one. May point past the weight: a prefetch
+// reads nothing and cannot fault.
 template <typename packed_t>
-struct PackedAhead {
+SGL_INLINE void prefetch_pair(const packed_t* pair) {
+  const char* line = reinterpret_cast<const char*>(pair);
+  for (size_t byte = 0; byte < kPairElements * sizeof(packed_t); byte += 64) {
+    __builtin_prefetch(line + byte + kPrefetchL1, 0, 3);
+    __builtin_prefetch(line + byte + kPrefetchL2, 0, 2);
+  }
+}
+
+// Prefetches packed weights, kPrefetchL2 and then kPrefetchL1 bytes before they are multiplied.
+template <typename packed_t>
+struct PackedPrefetcher {
   const packed_t* b;
-  static constexpr int kSums = kMicroSums;
+  static constexpr int kMostAccumulators = kMicroAccumulators;
   static constexpr int kUnroll = 1;
   template <int GROUP>
   SGL_MEMBER void work(int64_t pair) const {
@@ -26,113 +43,120 @@ struct PackedAhead {
   }
 };
 
-// chains[ROWS, kVecs] = a[ROWS, pairs] * now, which are widened in registers.
+// acc[ROWS, kVecs] = a[ROWS, pairs] * now, widened in registers.
 template <typename Dot, int ROWS, typename packed_t>
 SGL_INLINE void multiply_packed(const float* a, int64_t a_stride, PairRun<packed_t> now,
-                                float* chains) {
-  // Few enough pairs to stay in L1 for all groups of vectors.
+                                float* acc) {
+  // Each group of vectors reads the weights again. 32 k pairs of two bytes an element are 4 KiB, so
+  // the second group finds in L1 what the first has brought.
   constexpr int64_t kPairs = 32;
   for (int64_t p = 0; p < now.pairs; p += kPairs) {
-    PackedAhead<packed_t> ahead{now.b + p * kPairElements};
-    micro_kernel<Dot, ROWS, false>(a + p * Dot::kChains, a_stride, ahead.b,
-                                   min_i64(kPairs, now.pairs - p), p == 0, chains, nullptr, &ahead);
+    PackedPrefetcher<packed_t> prefetcher{now.b + p * kPairElements};
+    const int64_t pairs = min_i64(kPairs, now.pairs - p);
+    micro_kernel<Dot, ROWS, false>(
+        MicroOperands<packed_t>{a + p * Dot::kAccumulators, a_stride, prefetcher.b, pairs, p == 0,
+                                acc, nullptr},
+        &prefetcher);
   }
 }
 // The same as a call, so that the compiler has all registers for it.
 template <typename Dot, int ROWS, typename packed_t>
 static __attribute__((noinline)) void multiply_packed_call(const float* a, int64_t a_stride,
-                                                           PairRun<packed_t> now, float* chains) {
-  multiply_packed<Dot, ROWS>(a, a_stride, now, chains);
+                                                           PairRun<packed_t> now, float* acc) {
+  multiply_packed<Dot, ROWS>(a, a_stride, now, acc);
 }
 
-// Pairs of a chunk of words, and two of them: one is multiplied while the other is made.
-constexpr int64_t kWordPairs = 16;
-struct WordChunks {
-  alignas(64) Word words[2][kWordPairs * kPairElements];
+// e4m3 weights as fp16 bits, 16 k pairs at a time (a chunk, 2 KiB). Two chunks alternate: one is
+// multiplied while the other is widened, so that the widening, which needs shuffle and logic units,
+// goes on beside the multiply-adds and its stores have long reached L1 when they are loaded.
+constexpr int64_t kChunkPairs = 16;
+struct WidenedChunks {
+  alignas(64) E4m3AsFp16 widened[2][kChunkPairs * kPairElements];
   int odd = 0;         // which of them comes first,
-  bool ready = false;  // and whether it has been made
+  bool ready = false;  // and whether it has been widened
 };
 
-// Makes `pairs` pairs of words, one with each pair of the products. FULL: as many as the products
-// have.
+// Prefetches, and widens `pairs` k pairs, one with each pair of the products. FULL: the products
+// have as many, so that the loop asks nothing.
 template <bool FULL>
-struct WordsAhead {
+struct WideningPrefetcher {
   const e4m3_t* codes;
   int64_t pairs;
-  WordMaker maker;
-  static constexpr int kSums = kSumsBesideWords;
-  static constexpr int kUnroll = kMicroUnroll;
+  E4m3Widener widener;
+  static constexpr int kMostAccumulators = kAccumulatorsWhileWidening;
+  static constexpr int kUnroll = kUnrollK;
   template <int GROUP>
   SGL_MEMBER void work(int64_t pair) {
     if constexpr (GROUP == 0) {
       prefetch_pair(codes + pair * kPairElements);
-      if (FULL || pair < pairs) maker.make(pair);
+      if (FULL || pair < pairs) widener.widen(pair);
     }
   }
 };
 
-// chains[ROWS, kVecs] (+)= a[ROWS, pairs] * words; meanwhile `next` becomes words.
+// One chunk of products; meanwhile `next` becomes `next_widened`.
 template <typename Dot, int ROWS, bool FULL>
-SGL_INLINE void multiply_word_chunk(const float* a, int64_t a_stride, const Word* words,
-                                    int64_t pairs, bool start, PairRun<e4m3_t> next,
-                                    Word* next_words, float* chains) {
-  WordsAhead<FULL> ahead{next.b, next.pairs, WordMaker(next.b, next_words)};
-  micro_kernel<Dot, ROWS, false>(a, a_stride, words, pairs, start, chains, nullptr, &ahead);
-  ahead.maker.finish(pairs, next.pairs);
+SGL_INLINE void multiply_chunk(const MicroOperands<E4m3AsFp16>& chunk, PairRun<e4m3_t> next,
+                               E4m3AsFp16* next_widened) {
+  WideningPrefetcher<FULL> prefetcher{next.b, next.pairs, E4m3Widener(next.b, next_widened)};
+  micro_kernel<Dot, ROWS, false>(chunk, &prefetcher);
+  prefetcher.widener.finish(chunk.pairs, next.pairs);
 }
 
-// chains[ROWS, kVecs] = a[ROWS, pairs] * now, chunk by chunk. A call, as above.
+// acc[ROWS, kVecs] = a[ROWS, pairs] * now, chunk by chunk. A call, as above.
 template <typename Dot, int ROWS>
-static __attribute__((noinline)) void multiply_word_chunks(const float* a, int64_t a_stride,
-                                                           PairRun<e4m3_t> now,
-                                                           PairRun<e4m3_t> next, float* chains,
-                                                           WordChunks* chunks) {
+static __attribute__((noinline)) void multiply_chunks(const float* a, int64_t a_stride,
+                                                      PairRun<e4m3_t> now, PairRun<e4m3_t> next,
+                                                      float* acc, WidenedChunks* chunks) {
   int odd = chunks->odd;
   if (!chunks->ready) {
-    WordMaker(now.b, chunks->words[odd]).finish(0, min_i64(kWordPairs, now.pairs));
+    E4m3Widener(now.b, chunks->widened[odd]).finish(0, min_i64(kChunkPairs, now.pairs));
   }
-  for (int64_t p = 0; p < now.pairs; p += kWordPairs, odd = 1 - odd) {
-    const int64_t left = now.pairs - p - kWordPairs;
+  for (int64_t p = 0; p < now.pairs; p += kChunkPairs, odd = 1 - odd) {
+    const int64_t left = now.pairs - p - kChunkPairs;
     PairRun<e4m3_t> then = next;
-    if (left > 0) then = {now.b + (p + kWordPairs) * kPairElements, left};
-    then.pairs = min_i64(kWordPairs, then.pairs);
-    const float* x = a + p * Dot::kChains;
-    const Word* words = chunks->words[odd];
-    Word* next_words = chunks->words[1 - odd];
-    if (left >= 0 && then.pairs == kWordPairs) {
-      multiply_word_chunk<Dot, ROWS, true>(x, a_stride, words, kWordPairs, p == 0,
-                                           {then.b, kWordPairs}, next_words, chains);
+    if (left > 0) then = {now.b + (p + kChunkPairs) * kPairElements, left};
+    then.pairs = min_i64(kChunkPairs, then.pairs);
+    MicroOperands<E4m3AsFp16> chunk{a + p * Dot::kAccumulators,
+                                    a_stride,
+                                    chunks->widened[odd],
+                                    kChunkPairs,
+                                    p == 0,
+                                    acc,
+                                    nullptr};
+    E4m3AsFp16* next_widened = chunks->widened[1 - odd];
+    if (left >= 0 && then.pairs == kChunkPairs) {
+      multiply_chunk<Dot, ROWS, true>(chunk, {then.b, kChunkPairs}, next_widened);
     } else {
-      multiply_word_chunk<Dot, ROWS, false>(x, a_stride, words, min_i64(kWordPairs, now.pairs - p),
-                                            p == 0, then, next_words, chains);
+      chunk.pairs = min_i64(kChunkPairs, now.pairs - p);
+      multiply_chunk<Dot, ROWS, false>(chunk, then, next_widened);
     }
   }
   chunks->odd = odd;
   chunks->ready = next.pairs > 0;
 }
 
-// chains[ROWS, kVecs] = a[ROWS, pairs] * now, a call after the other. `next`: what the next one
+// acc[ROWS, kVecs] = a[ROWS, pairs] * now, one call after the other. `next`: what the next call
 // multiplies, or no pairs.
 template <typename Dot, int ROWS, typename packed_t>
 class TinyProducts {
  public:
   SGL_MEMBER void multiply(const float* a, int64_t a_stride, PairRun<packed_t> now,
-                           PairRun<packed_t> next, float* chains) {
-    if constexpr (kInWords) {
-      multiply_word_chunks<Dot, ROWS>(a, a_stride, now, next, chains, &state_);
-    } else if constexpr (kShort || (Dot::kWords && ROWS == 1)) {
-      multiply_packed<Dot, ROWS>(a, a_stride, now, chains);
+                           PairRun<packed_t> next, float* acc) {
+    if constexpr (kByFp16Bits<Dot, packed_t>) {
+      multiply_chunks<Dot, ROWS>(a, a_stride, now, next, acc, &state_);
+    } else if constexpr (kShort || (Dot::kTakesFp16Bits && ROWS == 1)) {
+      multiply_packed<Dot, ROWS>(a, a_stride, now, acc);
     } else {
-      multiply_packed_call<Dot, ROWS>(a, a_stride, now, chains);
+      multiply_packed_call<Dot, ROWS>(a, a_stride, now, acc);
     }
   }
 
  private:
-  static constexpr bool kInWords = Dot::kWords && std::is_same<packed_t, e4m3_t>::value;
   // A call would load its tables anew for every few pairs.
-  static constexpr bool kShort = Dot::kFlushPairs <= 16;
+  static constexpr bool kShort = Dot::kAccumulatedPairs <= 16;
   struct Nothing {};
-  std::conditional_t<kInWords, WordChunks, Nothing> state_;
+  std::conditional_t<kByFp16Bits<Dot, packed_t>, WidenedChunks, Nothing> state_;
 };
 
 }  // namespace SGL_TIER

@@ -1,20 +1,26 @@
 // A few rows: the weight is read once, widened and multiplied by all rows at once, without a panel.
 // Part of the GEMM family, compiled per tier.
+//
+// This is what decoding does, and it is bandwidth-bound: M = 1 does two operations for each byte of
+// e4m3 that comes from memory. So a block of columns is walked once along all of K, and the
+// accumulators of its 32 columns fit in registers: 8 of the 16 of AVX2 for one row. With 2 to 4
+// rows several groups of vectors share what the first has brought into L1. The rows of mat1 have
+// been converted before and stay in the caches for all blocks of columns.
 #pragma once
 
 #include "gemm/epilogue.h"
+#include "gemm/gemm_scratch.h"
 #include "gemm/tiny_products.h"
 #include "gemm/weight_block.h"
-#include "runtime/scratch.h"
 
 namespace sgl_kernel {
 namespace SGL_TIER {
 
-// What a tile works on: all rows of mat1, one block of 32 columns, all segments of K. Segment s
+// What a call works on: all rows of mat1, one block of 32 columns, all segments of K. Segment s
 // starts at float s * a_segment of a row of a, and at pair s * segment_pairs of b.
 template <typename packed_t>
 struct TinyBlock {
-  const float* a;  // [rows, planes, floats]
+  const float* a;  // [rows, splits, a_stride]
   int64_t a_stride;
   int64_t a_segment;
   const float* row_factors;  // [rows, blocks]: what a row's sums of a block of K are multiplied by
@@ -24,7 +30,7 @@ struct TinyBlock {
   int64_t segments;
   int64_t segment_pairs;  // pairs of every segment but the last
   int64_t last_pairs;
-  int64_t segment_blocks;  // blocks of kBlockK in a segment
+  int64_t segment_blocks;  // blocks of K in a segment
 
   SGL_MEMBER int64_t pairs(int64_t segment) const {
     return segment + 1 == segments ? last_pairs : segment_pairs;
@@ -35,11 +41,12 @@ struct TinyBlock {
 template <typename scalar_t, typename packed_t, bool has_bias, int BLOCK_M, int BLOCK_N>
 struct tinygemm_kernel_nn2 {
   using Dot = TinyDotFor<scalar_t, packed_t>;
-  static constexpr int kRows = BLOCK_M * Dot::kPlanes;
+  static constexpr int kRows = BLOCK_M * Dot::kSplits;
   using Products = TinyProducts<Dot, kRows, packed_t>;
   // A segment in one block of K goes straight to the total, as in panel_product.h; zeros get other
-  // signs than by way of sums. Not in the order of tiles.
-  static constexpr bool kGoesStraight = 2 * Dot::kFlushPairs == Dot::kBlockK;
+  // signs than by way of sums. Not in the order of tiles, whose accumulators run over less than a
+  // block.
+  static constexpr bool kGoesStraight = 2 * Dot::kAccumulatedPairs == Dot::kKC;
   static_assert(BLOCK_N == kBlockN, "a k pair of the packed weights is one block of columns");
 
   SGL_INLINE void apply(const GemmArgs& args, const TinyBlock<packed_t>& block,
@@ -50,7 +57,7 @@ struct tinygemm_kernel_nn2 {
       alignas(64) float scale[kBlockN];
       load_scales(args, block.n0, s, scale);
       const bool last = s + 1 == block.segments;
-      if (kGoesStraight && !last && block.pairs(s) <= Dot::kFlushPairs) {
+      if (kGoesStraight && !last && block.pairs(s) <= Dot::kAccumulatedPairs) {
         multiply_segment(block, s, products, scale, s == 0, total);
         continue;
       }
@@ -65,7 +72,7 @@ struct tinygemm_kernel_nn2 {
   }
 
  private:
-  // The pairs from p0 of a segment on whose chains are summed at once; behind a segment, the next
+  // The pairs from p0 of a segment on that the accumulators run over; behind a segment, the next
   // one's first, behind the last, those of the next block.
   SGL_INLINE PairRun<packed_t> run_at(const TinyBlock<packed_t>& block, int64_t segment,
                                       int64_t p0) {
@@ -79,7 +86,7 @@ struct tinygemm_kernel_nn2 {
       }
     }
     return {b + (segment * block.segment_pairs + p0) * kPairElements,
-            min_i64(Dot::kFlushPairs, block.pairs(segment) - p0)};
+            min_i64(Dot::kAccumulatedPairs, block.pairs(segment) - p0)};
   }
 
   // sums[BLOCK_M, 32] (+)= a segment's products, times the columns' scale unless it is null.
@@ -88,25 +95,25 @@ struct tinygemm_kernel_nn2 {
                                    float* sums) {
     const float* a = block.a + segment * block.a_segment;
     PairRun<packed_t> now = run_at(block, segment, 0);
-    for (int64_t p0 = 0; p0 < block.pairs(segment); p0 += Dot::kFlushPairs) {
+    for (int64_t p0 = 0; p0 < block.pairs(segment); p0 += Dot::kAccumulatedPairs) {
       const PairRun<packed_t> next = run_at(block, segment, p0 + now.pairs);
-      alignas(64) float chains[kRows * Dot::kVecs * kLanes];
-      products->multiply(a + p0 * Dot::kChains, block.a_stride, now, next, chains);
-      add_chains(block, segment * block.segment_blocks + p0 / (Dot::kBlockK / 2), chains, scale,
-                 start && p0 == 0, sums);
+      alignas(64) float acc[kRows * Dot::kVecs * kLanes];
+      products->multiply(a + p0 * Dot::kAccumulators, block.a_stride, now, next, acc);
+      add_accumulators(block, segment * block.segment_blocks + p0 / (Dot::kKC / 2), acc, scale,
+                       start && p0 == 0, sums);
       now = next;
     }
   }
 
-  SGL_INLINE void add_chains(const TinyBlock<packed_t>& block, int64_t k_block, const float* chains,
-                             const float* scale, bool start, float* sums) {
+  SGL_INLINE void add_accumulators(const TinyBlock<packed_t>& block, int64_t k_block,
+                                   const float* acc, const float* scale, bool start, float* sums) {
     const int64_t blocks = block.segments * block.segment_blocks;
     for (int m = 0; m < BLOCK_M; ++m) {
-      for (int plane = 0; plane < Dot::kPlanes; ++plane) {
+      for (int split = 0; split < Dot::kSplits; ++split) {
         Vec row[Dot::kVecs];
-        load_pair<Dot>(chains, m * Dot::kPlanes + plane, row);
+        load_pair<Dot>(acc, m * Dot::kSplits + split, row);
         const RowSums out{block.row_factors + m * blocks + k_block, scale, sums + m * BLOCK_N,
-                          start && plane == 0};
+                          start && split == 0};
         add_row_sums<Dot>(row, out, 0);
       }
     }
@@ -120,13 +127,13 @@ SGL_INLINE void convert_tiny_row(const GemmArgs& args, const TinyBlock<packed_t>
   const int64_t segment = segment_length(args);
   for (int64_t s = 0; s < block.segments; ++s) {
     const int64_t depth = min_i64(segment, args.K - s * segment);
-    for (int64_t k = 0; k < depth; k += Dot::kBlockK) {
-      const int64_t part = min_i64(Dot::kBlockK, depth - k);
+    for (int64_t k = 0; k < depth; k += Dot::kKC) {
+      const int64_t part = min_i64(Dot::kKC, depth - k);
       const scalar_t* src = row + s * segment + k;
       const float scale = scale_of_row<Dot, packed_t>(src, part);
       Dot::convert_row(src, part, round_up(part, 2), scale,
-                       a + s * block.a_segment + k / 2 * Dot::kChains, block.a_stride);
-      factors[s * block.segment_blocks + k / Dot::kBlockK] = factor_of_row<Dot, packed_t>(scale);
+                       a + s * block.a_segment + k / 2 * Dot::kAccumulators, block.a_stride);
+      factors[s * block.segment_blocks + k / Dot::kKC] = factor_of_row<Dot, packed_t>(scale);
     }
   }
 }
@@ -139,12 +146,12 @@ SGL_INLINE const packed_t* tiny_weights(const GemmArgs& args, const TinyBlock<pa
   const int64_t segment = segment_length(args);
   // With even lengths the segments stand one after the other in the packed weight, too.
   if (block.segments == 1 || (segment % 2 == 0 && args.K % 2 == 0)) {
-    return weight_block<packed_t>(args, block.n0, 0, args.K, gathered);
+    return weight_block<packed_t>(args, {block.n0, 0, args.K}, gathered);
   }
   for (int64_t s = 0; s < block.segments; ++s) {
     const int64_t depth = min_i64(segment, args.K - s * segment);
     packed_t* piece = gathered + s * block.segment_pairs * kPairElements;
-    const packed_t* b = weight_block<packed_t>(args, block.n0, s * segment, depth, piece);
+    const packed_t* b = weight_block<packed_t>(args, {block.n0, s * segment, depth}, piece);
     if (b != piece) memcpy(piece, b, round_up(depth, 2) * kBlockN * sizeof(packed_t));
   }
   return gathered;
@@ -186,28 +193,28 @@ SGL_INLINE void tinygemm_kernel2(const GemmArgs& args, TaskRange tasks,
 
 // All column blocks of `tasks` for M <= kTinyRows.
 template <typename scalar_t, typename packed_t, bool has_bias>
-static void tinygemm_blocks(const GemmArgs& args, TaskRange tasks, Scratch scratch) {
+static void tinygemm_blocks(const GemmArgs& args, TaskRange tasks, void* memory) {
   using Dot = TinyDotFor<scalar_t, packed_t>;
   const int64_t segment = segment_length(args);
   TinyBlock<packed_t> block;
   block.segments = div_up(args.K, segment);
   block.segment_pairs = div_up(segment, 2);
   block.last_pairs = div_up(args.K - (block.segments - 1) * segment, 2);
-  block.segment_blocks = div_up(segment, Dot::kBlockK);
-  block.a_segment = tiny_segment_floats(segment) / 2 * Dot::kChains;
+  block.segment_blocks = div_up(segment, Dot::kKC);
+  block.a_segment = tiny_segment_floats(segment) / 2 * Dot::kAccumulators;
   block.a_stride = block.segments * block.a_segment;
-  float* a = Scratch::take<float>(&scratch, args.M * Dot::kPlanes * block.a_stride);
-  float* factors = Scratch::take<float>(&scratch, args.M * block.segments * block.segment_blocks);
-  packed_t* gathered =
-      Scratch::take<packed_t>(&scratch, block.segments * block.segment_pairs * kPairElements);
-  block.a = a;
-  block.row_factors = factors;
+  ScratchLayout layout(memory);
+  const TinyScratch scratch(args, &layout);
+  block.a = scratch.a;
+  block.row_factors = scratch.factors;
   for (int64_t m = 0; m < args.M; ++m) {
-    convert_tiny_row<Dot>(
-        args, block, static_cast<const scalar_t*>(args.mat1) + m * args.mat1_stride,
-        a + m * Dot::kPlanes * block.a_stride, factors + m * block.segments * block.segment_blocks);
+    convert_tiny_row<Dot>(args, block,
+                          static_cast<const scalar_t*>(args.mat1) + m * args.mat1_stride,
+                          scratch.a + m * Dot::kSplits * block.a_stride,
+                          scratch.factors + m * block.segments * block.segment_blocks);
   }
-  tinygemm_kernel2<scalar_t, packed_t, has_bias>(args, tasks, block, gathered);
+  tinygemm_kernel2<scalar_t, packed_t, has_bias>(args, tasks, block,
+                                                 static_cast<packed_t*>(scratch.gathered));
 }
 
 }  // namespace SGL_TIER

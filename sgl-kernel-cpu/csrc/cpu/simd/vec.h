@@ -2,16 +2,17 @@
 //
 // A tier header defines, inside namespace sgl_kernel::SGL_TIER and with internal linkage:
 //   Vec, kLanes                 f32 vector and its width
-//   kMicroRows, kMicroVecs      the register tile of the panel kernel (rows x vectors)
-//   kMicroUnroll                k pairs of a pass of its loop
-//   kSumsBesideWords            vectors of sums in registers while words are made in that loop
+//   kMR, kNRVecs                the register tile of the micro-kernel (rows x vectors)
+//   kUnrollK                    the unroll of its loop over k pairs
+//   kAccumulatorsWhileWidening  vectors of accumulators that leave registers to widen e4m3 in it
 //   zero, set1, load, store, add, mul, fma
-//   load_act(const bf16_t* | const fp16_t*)   kLanes activations, or weight words, as f32
+//   load_act                    kLanes activations (bf16_t*, fp16_t*) or e4m3 weights as fp16 bits
+//                               (E4m3AsFp16*), as f32
 //   even_k, odd_k               one k of each of kLanes bf16 pairs (moved as bits), as f32
 //   widen_pairs                 kLanes fp16 pairs (fp16_t*) as f32, exact: even k and odd k apart
 //   store_out(float* | bf16_t* | fp16_t*, Vec) one rounding, to nearest even
-//   Word, kWordScale, codes_to_words, NanWatch   e4m3 pairs as 16-bit words that load_act widens,
-//                               even k and odd k apart
+//   E4m3AsFp16, kE4m3AsFp16Scale, e4m3_to_fp16_bits, NanWatch
+//                               e4m3 pairs as fp16 bits, even k and odd k apart
 //   SGL_HAS_BF16_DOT, dot_bf16  the bf16 pair dot product, where there is one
 //   load_pairs, kPairVecs       weights as bf16 pairs, exact; where dot.h uses them
 #pragma once

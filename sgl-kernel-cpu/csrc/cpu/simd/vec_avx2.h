@@ -11,13 +11,13 @@ namespace SGL_TIER {
 using Vec = __m256;
 constexpr int kLanes = 8;
 // 6 x 2 (or 4 x 3) accumulators + 2 (3) weight vectors + 1 broadcast: 15 (16) of 16 registers, and
-// 12 independent chains cover the 4-cycle latency of two FMA units.
-constexpr int kMicroRows = 6;
-constexpr int kMicroVecs = 2;
-// Two pairs a pass: counting then takes fewer of the ports that multiply.
-constexpr int kMicroUnroll = 2;
-// Accumulators that leave registers to make words in the same loop.
-constexpr int kSumsBesideWords = 9;
+// 12 independent accumulators cover the 4-cycle latency of two FMA units.
+constexpr int kMR = 6;
+constexpr int kNRVecs = 2;
+// The unroll over k pairs: counting then takes fewer of the ports that multiply.
+constexpr int kUnrollK = 2;
+// Accumulators that leave registers to widen e4m3 to fp16 bits in the same loop.
+constexpr int kAccumulatorsWhileWidening = 9;
 
 SGL_INLINE Vec zero() {
   return _mm256_setzero_ps();
@@ -64,8 +64,8 @@ SGL_INLINE void store_out(bf16_t* p, Vec v) {
   const __m256i rounded =
       _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-  const __m256i words = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7FC0), nan);
-  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0xD8);
+  const __m256i halves = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7FC0), nan);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), 0xD8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 SGL_INLINE void store_out(fp16_t* p, Vec v) {
@@ -91,10 +91,10 @@ SGL_INLINE void widen_pairs(const fp16_t* pairs, Vec* even, Vec* odd) {
 }
 
 // e4m3 s.eeee.mmm with its fields moved to where fp16 has them is the weight times 2^-8, subnormals
-// included; only NaN comes out wrong, as 480 * 2^-8. VCVTPH2PS, which widens the words, knows no
+// included; only NaN comes out wrong, as 480 * 2^-8. VCVTPH2PS, which widens these bits, knows no
 // DAZ.
-struct Word : fp16_t {};
-constexpr float kWordScale = 256.f;
+struct E4m3AsFp16 : fp16_t {};
+constexpr float kE4m3AsFp16Scale = 256.f;
 
 // Remembers whether one of the codes it has seen is NaN (0x7F or 0xFF).
 class NanWatch {
@@ -111,20 +111,20 @@ class NanWatch {
   __m256i doubled_max_ = _mm256_setzero_si256();
 };
 
-// 32 pairs of codes to words: 32 even k, then 32 odd k. A multiplication by 128 and 0 (or 0 and
+// 32 pairs of codes to fp16 bits: 32 even k, then 32 odd k. A multiplication by 128 and 0 (or 0 and
 // 128) picks one code of each pair, extends its sign and shifts it, all at once.
-SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words, NanWatch* watch) {
+SGL_INLINE void e4m3_to_fp16_bits(const e4m3_t* codes, E4m3AsFp16* widened, NanWatch* watch) {
   const __m256i even = _mm256_set1_epi16(0x0080);
   const __m256i odd = _mm256_set1_epi16(static_cast<short>(0x8000));
   const __m256i fields = _mm256_set1_epi16(static_cast<short>(0xBF80));
-  const auto store_words = [&](Word* to, __m256i shifted) {
+  const auto store_bits = [&](E4m3AsFp16* to, __m256i shifted) {
     _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_and_si256(shifted, fields));
   };
   for (int i = 0; i < 32; i += 16) {
     const __m256i c = load32(codes + 2 * i);
     watch->see(c);
-    store_words(words + i, _mm256_maddubs_epi16(even, c));
-    store_words(words + 32 + i, _mm256_maddubs_epi16(odd, c));
+    store_bits(widened + i, _mm256_maddubs_epi16(even, c));
+    store_bits(widened + 32 + i, _mm256_maddubs_epi16(odd, c));
   }
 }
 

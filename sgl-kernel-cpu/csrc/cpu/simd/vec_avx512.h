@@ -13,10 +13,10 @@ namespace SGL_TIER {
 using Vec = __m512;
 constexpr int kLanes = 16;
 // 6 x 4 accumulators + 4 weight vectors + 2 broadcasts: 30 of 32 registers.
-constexpr int kMicroRows = 6;
-constexpr int kMicroVecs = 4;
-constexpr int kMicroUnroll = 1;
-constexpr int kSumsBesideWords = kMicroRows * kMicroVecs;
+constexpr int kMR = 6;
+constexpr int kNRVecs = 4;
+constexpr int kUnrollK = 1;
+constexpr int kAccumulatorsWhileWidening = kMR * kNRVecs;
 
 SGL_INLINE Vec zero() {
   return _mm512_setzero_ps();
@@ -61,8 +61,8 @@ SGL_INLINE void store_out(bf16_t* p, Vec v) {
   const __m512i rounded =
       _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), 16);
   const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-  const __m512i words = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7FC0));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(words));
+  const __m512i halves = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7FC0));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(halves));
 }
 SGL_INLINE void store_out(fp16_t* p, Vec v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
@@ -85,8 +85,8 @@ SGL_INLINE void widen_pairs(const fp16_t* pairs, Vec* even, Vec* odd) {
 }
 
 // As on AVX2: e4m3 fields where fp16 has them, the weight times 2^-8; even k, then odd k.
-struct Word : fp16_t {};
-constexpr float kWordScale = 256.f;
+struct E4m3AsFp16 : fp16_t {};
+constexpr float kE4m3AsFp16Scale = 256.f;
 
 // Remembers whether one of the codes it has seen is NaN (0x7F or 0xFF).
 class NanWatch {
@@ -102,14 +102,14 @@ class NanWatch {
   __m512i doubled_max_ = _mm512_setzero_si512();
 };
 
-SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words, NanWatch* watch) {
+SGL_INLINE void e4m3_to_fp16_bits(const e4m3_t* codes, E4m3AsFp16* widened, NanWatch* watch) {
   const __m512i c = _mm512_loadu_si512(codes);
   const __m512i even = _mm512_maddubs_epi16(_mm512_set1_epi16(0x0080), c);
   const __m512i odd = _mm512_maddubs_epi16(_mm512_set1_epi16(static_cast<short>(0x8000)), c);
   const __m512i fields = _mm512_set1_epi16(static_cast<short>(0xBF80));
   watch->see(c);
-  _mm512_store_si512(words, _mm512_and_si512(even, fields));
-  _mm512_store_si512(words + 32, _mm512_and_si512(odd, fields));
+  _mm512_store_si512(widened, _mm512_and_si512(even, fields));
+  _mm512_store_si512(widened + 32, _mm512_and_si512(odd, fields));
 }
 
 #if defined(SGL_TIER_AVX512_BF16) || defined(SGL_TIER_AMX)

@@ -13,10 +13,10 @@ namespace SGL_TIER {
 using Vec = float32x4_t;
 constexpr int kLanes = 4;
 // 6 x 4 accumulators + 4 weight vectors + 1 broadcast = 29 of 32 registers.
-constexpr int kMicroRows = 6;
-constexpr int kMicroVecs = 4;
-constexpr int kMicroUnroll = 1;
-constexpr int kSumsBesideWords = kMicroRows * kMicroVecs;
+constexpr int kMR = 6;
+constexpr int kNRVecs = 4;
+constexpr int kUnrollK = 1;
+constexpr int kAccumulatorsWhileWidening = kMR * kNRVecs;
 
 SGL_INLINE Vec zero() {
   return vdupq_n_f32(0.f);
@@ -78,10 +78,10 @@ SGL_INLINE void widen_pairs(const fp16_t* pairs, Vec* even, Vec* odd) {
   *odd = vcvt_f32_f16(vreinterpret_f16_u16(apart.val[1]));
 }
 
-// As on AVX2: e4m3 fields where fp16 has them, the weight times 2^-8. FCVTL, which widens the
-// words, heeds neither FZ nor FZ16.
-struct Word : fp16_t {};
-constexpr float kWordScale = 256.f;
+// As on AVX2: e4m3 fields where fp16 has them, the weight times 2^-8. FCVTL, which widens
+// them, heeds neither FZ nor FZ16.
+struct E4m3AsFp16 : fp16_t {};
+constexpr float kE4m3AsFp16Scale = 256.f;
 
 // Remembers whether one of the codes it has seen is NaN (0x7F or 0xFF).
 class NanWatch {
@@ -95,10 +95,10 @@ class NanWatch {
   uint8x16_t doubled_max_ = vdupq_n_u8(0);
 };
 
-// 32 pairs of codes to words: 32 even k, then 32 odd k.
-SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words, NanWatch* watch) {
+// 32 pairs of codes to fp16 bits: 32 even k, then 32 odd k.
+SGL_INLINE void e4m3_to_fp16_bits(const e4m3_t* codes, E4m3AsFp16* widened, NanWatch* watch) {
   const int16x8_t sign_copy = vdupq_n_s16(0x4000);
-  const auto store_words = [&](Word* to, uint8x16_t bits) {
+  const auto store_bits = [&](E4m3AsFp16* to, uint8x16_t bits) {
     const int8x16_t c = vreinterpretq_s8_u8(bits);
     const int16x8_t low = vbicq_s16(vshll_n_s8(vget_low_s8(c), 7), sign_copy);
     const int16x8_t high = vbicq_s16(vshll_high_n_s8(c, 7), sign_copy);
@@ -108,8 +108,8 @@ SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words, NanWatch* watch
   };
   for (int i = 0; i < 32; i += 16) {
     const uint8x16x2_t pairs = vld2q_u8(&codes[2 * i].bits);
-    store_words(words + i, pairs.val[0]);
-    store_words(words + 32 + i, pairs.val[1]);
+    store_bits(widened + i, pairs.val[0]);
+    store_bits(widened + 32 + i, pairs.val[1]);
   }
 }
 

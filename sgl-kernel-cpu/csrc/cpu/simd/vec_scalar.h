@@ -11,10 +11,10 @@ namespace SGL_TIER {
 
 typedef float Vec __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
-constexpr int kMicroRows = 2;
-constexpr int kMicroVecs = 4;
-constexpr int kMicroUnroll = 1;
-constexpr int kSumsBesideWords = kMicroRows * kMicroVecs;
+constexpr int kMR = 2;
+constexpr int kNRVecs = 4;
+constexpr int kUnrollK = 1;
+constexpr int kAccumulatorsWhileWidening = kMR * kNRVecs;
 
 SGL_INLINE Vec zero() {
   return Vec{0.f, 0.f, 0.f, 0.f};
@@ -79,9 +79,10 @@ SGL_INLINE Vec odd_k(Vec pairs) {
   return reinterpret_cast<Vec>(reinterpret_cast<Bits>(pairs) & 0xFFFF0000u);
 }
 
-// Weights as bf16, from a table.
-struct Word : bf16_t {};
-constexpr float kWordScale = 1.f;
+// e4m3 weights as 16-bit floats. Without an instruction that widens fp16 this tier takes the bits
+// of bf16, from a table, and needs no scale.
+struct E4m3AsFp16 : bf16_t {};
+constexpr float kE4m3AsFp16Scale = 1.f;
 
 // The table holds NaN: there is nothing to watch for.
 class NanWatch {
@@ -89,11 +90,11 @@ class NanWatch {
   SGL_MEMBER bool seen() const { return false; }
 };
 
-// 32 pairs of codes to words: 32 even k, then 32 odd k.
-SGL_INLINE void codes_to_words(const e4m3_t* codes, Word* words, NanWatch*) {
+// 32 pairs of codes to 16 bits: 32 even k, then 32 odd k.
+SGL_INLINE void e4m3_to_fp16_bits(const e4m3_t* codes, E4m3AsFp16* widened, NanWatch*) {
   for (int i = 0; i < 32; ++i) {
-    words[i].bits = kE4m3Table.bf16_bits[codes[2 * i].bits];
-    words[32 + i].bits = kE4m3Table.bf16_bits[codes[2 * i + 1].bits];
+    widened[i].bits = kE4m3Table.bf16_bits[codes[2 * i].bits];
+    widened[32 + i].bits = kE4m3Table.bf16_bits[codes[2 * i + 1].bits];
   }
 }
 

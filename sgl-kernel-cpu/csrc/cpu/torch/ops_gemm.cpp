@@ -6,7 +6,8 @@
 
 #include "dispatch/dispatch.h"
 #include "dispatch/kernel_table.h"
-#include "gemm/gemm.h"
+#include "gemm/blocking.h"
+#include "gemm/bmm.h"
 #include "runtime/huge_pages.h"
 #include "torch/common.h"
 #include "torch/registration.h"
@@ -26,7 +27,7 @@ constexpr int64_t kMinWorkPerThread = int64_t{1} << 16;
 int64_t gemm_grain(const GemmArgs& args) {
   const int64_t work = max_i64(1, rows_per_block(args) * kBlockN * args.K);
   // Each call converts its rows of mat1, which takes as long as a column block of high ones.
-  const int64_t least = args.row_block > kBlockM ? 4 : 1;
+  const int64_t least = args.row_block > kMC ? 4 : 1;
   return max_i64(least, kMinWorkPerThread / work);
 }
 
@@ -294,7 +295,8 @@ Tensor convert_weight_packed(const Tensor& weight) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t offset = task / blocks * N * K * element;
       const int64_t block = task % blocks;
-      pack_weight_blocks(src + offset, dst + offset, element, N, K, block, block + 1);
+      const PackArgs args{src + offset, dst + offset, element, N, K};
+      pack_weight_blocks(args, block, block + 1);
     }
   });
   return packed;

@@ -40,7 +40,7 @@ from srt.layers.dtypes import TORCH_DTYPES
 from srt.model_loader.loader import load_model
 from srt.model_loader.mapped_checkpoint import MappedCheckpoint
 from srt.model_loader.tensors import write_tensor
-from srt.utils.openmp import limit_spinning
+from srt.utils.openmp import spin_limit
 from srt.utils.process_memory import peak_rss
 
 # The bounds that the project holds itself to.
@@ -149,8 +149,7 @@ TASKS: dict[str, Callable[[Path], float]] = {
 def run_task(task: str, path: Path) -> dict[str, float]:
     """Seconds and peak resident bytes of one task in a process of its own."""
     command = [sys.executable, __file__, "--task", task, "--model", str(path)]
-    environment = dict(os.environ)
-    limit_spinning(environment)  # as `srt` does
+    environment = os.environ | spin_limit(os.environ)  # as `srt` does
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     facts: dict[str, float] = json.loads(result.stdout)
     return facts

@@ -12,27 +12,26 @@ from srt.version import __version__
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from srt.configs.engine_config import EngineConfig
     from srt.entrypoints.engine import Engine
     from srt.errors import KernelVersionError
     from srt.sampling.sampling_params import SamplingParams
 
-__all__ = ["Engine", "KernelVersionError", "SamplingParams", "__version__"]
+__all__ = ["Engine", "EngineConfig", "KernelVersionError", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> object:
     if name == "Engine":
-        import os
-        import sys
-
         from srt.utils.kernels import check_kernel_version
-        from srt.utils.openmp import limit_spinning
 
         check_kernel_version()
-        if "torch" not in sys.modules:
-            limit_spinning(os.environ)
         from srt.entrypoints.engine import Engine
 
         return Engine
+    if name == "EngineConfig":
+        from srt.configs.engine_config import EngineConfig
+
+        return EngineConfig
     if name == "SamplingParams":
         from srt.sampling.sampling_params import SamplingParams
 

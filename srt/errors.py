@@ -7,6 +7,7 @@ a bug and keeps its traceback.
 from pathlib import Path
 
 from srt.control_characters import escape_controls
+from srt.values import describe
 
 # Longest message: what a hostile file holds may be quoted in it.
 _MAX_MESSAGE = 2000
@@ -77,6 +78,22 @@ class RequestError(SrtError, ValueError):
     """A request cannot be served as it stands: a bad sampling parameter, or a prompt that does not
     fit.
     """
+
+
+class OptionError(SrtError, ValueError):
+    """An option of the engine has a value that it cannot have.
+
+    Attributes:
+        option: Its name; on the command line its flag.
+        expected: What it takes, in words.
+        found: The value.
+    """
+
+    def __init__(self, option: str, expected: str, found: object) -> None:
+        self.option = option
+        self.expected = expected
+        self.found = found
+        super().__init__(f"{option}: expected {expected}, found {describe(found)}")
 
 
 class EngineStateError(SrtError, RuntimeError):

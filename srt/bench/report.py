@@ -16,7 +16,7 @@ def print_table(console: Console, facts: Mapping[str, Any], rows: Sequence[dict[
 
     Args:
         console: Where to.
-        facts: Of the machine and the model, as `srt.cli.bench` collects them.
+        facts: Of the machine and the model, as :func:`.benchmark.run_benchmark` collects them.
         rows: :meth:`Series.to_dict` of each series; ours with `decode_bound`.
     """
     console.print(

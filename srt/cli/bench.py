@@ -4,10 +4,9 @@ import argparse
 import json
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from srt.bench.plot_file import check_plot_file
-from srt.cli.options import add_engine_options, make_engine
+from srt.cli.options import add_engine_options, make_config, make_engine
 from srt.errors import RequestError, SrtError
 from srt.utils.kernels import load_kernels
 
@@ -84,50 +83,30 @@ def run(args: argparse.Namespace) -> int:
         raise SrtError(f"transformers cannot load {peer}: it has no config.json")
     with args.signals.importing():
         load_kernels()
-        from srt.bench.bound import decode_bound, decode_bytes, read_bandwidth
+        from srt.bench.benchmark import run_benchmark
         from srt.bench.peers import LlamaBench, Transformers
         from srt.bench.report import plot, print_table
-        from srt.bench.workload import Case, Contender, OurEngine, measure
+        from srt.bench.workload import Case, Contender
         from srt.utils.console import make_console
-    llama_benches = [LlamaBench.find(gguf) for gguf in args.gguf]
+    peers: list[Contender] = [LlamaBench.find(gguf) for gguf in args.gguf]
     cases = [
         Case(batch, input_len, output_len)
         for batch, input_len, output_len in product(
             args.batch_size, args.input_len, args.output_len
         )
     ]
-    # Prompts are the same in every run, and are to be computed in every run.
-    args.disable_radix_cache = True
-    # A penalty in generation_config.json would be measured with the model.
-    args.sampling_defaults = "greedy"
-    with make_engine(args, max_running_requests=max(args.batch_size)) as engine:
-        info = _cpu_info()
-        threads = _threads()
-        contenders: list[Contender] = [OurEngine(engine, f"srt {Path(args.model).name}")]
-        contenders += llama_benches
+    config = make_config(
+        args,
+        max_running_requests=max(args.batch_size),
+        # Prompts are the same in every run, and are to be computed in every run.
+        enable_radix_cache=False,
+        # A penalty in generation_config.json would be measured with the model.
+        sampling_defaults="greedy",
+    )
+    with make_engine(args, config) as engine:
         if args.transformers is not None:
-            contenders += [Transformers(args.transformers, d) for d in args.transformers_dtype]
-        runner = engine.model_runner
-        facts: dict[str, Any] = {
-            "model": str(args.model),
-            "weight_bytes": decode_bytes(runner.model),
-            "kv_bytes_per_token": runner.kv_pool.bytes_per_token,
-            "read_bandwidth": read_bandwidth(threads),
-            "threads": threads,
-            "isa_tier": info["tier"],
-            "cpu_model": info["cpu_model"],
-            "repetitions": args.repetitions,
-        }
-        rows = [series.to_dict() for series in measure(contenders, cases, args.repetitions)]
-    by_shape = {(case.batch, case.input_len, case.output_len): case for case in cases}
-    for row in rows:
-        if row["contender"] == contenders[0].name:
-            row["decode_bound"] = decode_bound(
-                facts["read_bandwidth"],
-                facts["weight_bytes"],
-                facts["kv_bytes_per_token"],
-                by_shape[row["batch"], row["input_len"], row["output_len"]],
-            )
+            peers += [Transformers(args.transformers, dtype) for dtype in args.transformers_dtype]
+        facts, rows = run_benchmark(engine, str(args.model_path), peers, cases, args.repetitions)
     if args.json:
         print(json.dumps({**facts, "results": rows}, indent=2))
     else:
@@ -135,15 +114,3 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         plot(facts, rows, args.plot)
     return 0
-
-
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
-def _cpu_info() -> dict[str, Any]:
-    import sgl_kernel
-
-    return dict(sgl_kernel.cpu_info())

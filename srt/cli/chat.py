@@ -4,7 +4,8 @@ import argparse
 import sys
 from contextlib import closing
 
-from srt.cli.chat_input import (
+from srt.chat.conversation import COMMANDS, Conversation, parse_command, unescape
+from srt.chat.message_reader import (
     KEYS,
     LineReader,
     MessageReader,
@@ -12,8 +13,7 @@ from srt.cli.chat_input import (
     history_file,
     is_terminal,
 )
-from srt.cli.conversation import COMMANDS, Conversation, parse_command, unescape
-from srt.cli.options import add_engine_options, make_engine
+from srt.cli.options import add_engine_options, make_config, make_engine
 from srt.cli.sampling_options import (
     add_sampling_options,
     add_template_option,
@@ -44,13 +44,14 @@ def run(args: argparse.Namespace) -> int:
     params = make_sampling_params(args)
     template_kwargs = read_template_kwargs(args)
     system = None if args.system is None else read_argument("--system", args.system)
+    config = make_config(args, max_running_requests=1, template_needed_by="srt chat")
     interactive = is_terminal()
-    if interactive and not args.quiet:
-        _say(f"loading {args.model} ...")
-    with make_engine(args, max_running_requests=1, template_needed_by="srt chat") as engine:
+    if interactive and args.progress:
+        _say(f"loading {args.model_path} ...")
+    with make_engine(args, config) as engine:
         if interactive:
             reader: MessageReader = TerminalReader(history_file())
-            if not args.quiet:
+            if args.progress:
                 _say("/help shows commands and keys, Ctrl-D ends.")
         else:
             reader = LineReader()

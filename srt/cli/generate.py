@@ -2,10 +2,11 @@
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srt.cli.options import add_engine_options, make_engine, read_text
+from srt.cli.options import add_engine_options, make_config, make_engine, read_text
 from srt.cli.sampling_options import (
     add_sampling_options,
     add_template_option,
@@ -17,7 +18,7 @@ from srt.utils.text_streams import read_argument, write_answer
 
 if TYPE_CHECKING:
     from srt.entrypoints.engine import Engine
-    from srt.entrypoints.outputs import GenerateOutput
+    from srt.entrypoints.outputs import GenerateChunk, GenerateOutput
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -110,11 +111,12 @@ def run(args: argparse.Namespace) -> int:
         prompts = [read_text(args.prompt_file, "the prompt").removesuffix("\n")]
     if args.system is not None:
         args.system = read_argument("--system", args.system)
-    with make_engine(
+    config = make_config(
         args,
         max_running_requests=min(len(prompts), 32),
         template_needed_by=needing_template[0] if needing_template else None,
-    ) as engine:
+    )
+    with make_engine(args, config) as engine:
         request = _request(engine, prompts, args, template_kwargs)
         if len(prompts) == 1 and args.stream and not args.json:
             outputs = [_stream(engine.generate(sampling_params=params, stream=True, **request))]
@@ -130,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
             write_answer(f"{text}\n")
     if errors:
         raise SrtError(errors[0])
-    if not args.quiet and not args.json:
+    if args.progress and not args.json:
         _print_statistics(outputs, facts)
     return 0
 
@@ -151,7 +153,7 @@ def _request(
     }
 
 
-def _stream(chunks: Any) -> "GenerateOutput":
+def _stream(chunks: Iterable["GenerateChunk"]) -> "GenerateOutput":
     """Writes an answer to stdout as it comes; returns the result."""
     output = None
     for chunk in chunks:
@@ -159,8 +161,7 @@ def _stream(chunks: Any) -> "GenerateOutput":
         output = chunk.output
     write_answer("\n")
     assert output is not None, "a generation ends with its result"
-    result: GenerateOutput = output
-    return result
+    return output
 
 
 def _run_facts() -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 import argparse
 import json
-import sys
-import time
 from pathlib import Path
 
-from srt.cli.options import add_model_options, make_engine_of_model, read_text
+from srt.cli.options import add_model_options, make_config, make_engine, read_text
 from srt.errors import RequestError
 from srt.utils.kernels import load_kernels
 
@@ -59,34 +57,16 @@ def run(args: argparse.Namespace) -> int:
     text = read_text(args.text, "the text")
     with args.signals.importing():
         load_kernels()
-        from tqdm import tqdm
+        from srt.perplexity.report import measure_perplexity
 
-        from srt.managers.tokenizer import encode
-        from srt.perplexity.perplexity import compute_perplexity
-
-    with make_engine_of_model(args, max_total_tokens=args.window) as engine:
-        if engine.tokenizer is None:
-            raise RequestError(f"{args.model} has no tokenizer")
-        ids = encode(engine.tokenizer, text)[: args.tokens]
-        start = time.perf_counter()
-        silent = args.quiet or args.json or not sys.stderr.isatty()
-        with tqdm(total=len(ids) - 1, unit="token", leave=False, disable=silent) as bar:
-            result = compute_perplexity(engine.model_runner, ids, args.window, stride, bar.update)
-        seconds = time.perf_counter() - start
-    if args.json:
-        facts = {
-            "perplexity": result.perplexity,
-            "nll": result.nll,
-            "tokens": len(ids),
-            "scored_tokens": result.scored,
-            "window": args.window,
-            "stride": stride,
-            "seconds": seconds,
-        }
-        print(json.dumps(facts, indent=2))
-    else:
-        print(
-            f"perplexity {result.perplexity:.4f} of {len(ids)} tokens, window {args.window}, "
-            f"stride {stride}, {seconds:.1f} s"
+    with make_engine(args, make_config(args, max_total_tokens=args.window)) as engine:
+        report = measure_perplexity(
+            engine,
+            text,
+            tokens=args.tokens,
+            window=args.window,
+            stride=stride,
+            show_progress=args.progress and not args.json,
         )
+    print(json.dumps(report.to_dict(), indent=2) if args.json else report)
     return 0

@@ -5,17 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from srt.quantize.quantizer import WeightReport
-
-# Named here so that `srt --help` need not import torch; a test compares them with the registry.
-SCHEME_NAMES = ("per-tensor", "per-channel", "block")
+from srt.checkpoint.formats.schemes import SCHEMES
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,8 +26,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("destination", metavar="DST", type=Path, help="directory to create")
     parser.add_argument(
         "--scheme",
-        choices=SCHEME_NAMES,
-        default=SCHEME_NAMES[0],
+        choices=tuple(SCHEMES),
+        default="per-tensor",
         help="which elements share a scale: all of a weight, those of an output channel, or those "
         "of a block of 128 x 128 (default: %(default)s)",
     )
@@ -53,9 +45,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns the exit status."""
     from srt.checkpoint.checkpoint import Checkpoint
-    from srt.checkpoint.formats.schemes import SCHEMES
     from srt.checkpoint.hub import resolve_model
     from srt.quantize.quantizer import quantize_checkpoint
+    from srt.quantize.report import QuantizationReport
+    from srt.utils.console import make_console
     from srt.utils.directory_replacement import check_destination
 
     # Before anything is downloaded or read.
@@ -63,64 +56,23 @@ def run(args: argparse.Namespace) -> int:
     check_destination(args.destination, overwrite=args.overwrite, sources=local)
     source = resolve_model(args.source, progress=not args.json)
     before = Checkpoint.open(source).nbytes
-    reports = quantize_checkpoint(
+    weights = quantize_checkpoint(
         source,
         args.destination,
         SCHEMES[args.scheme],
         overwrite=args.overwrite,
         show_progress=not args.json,
     )
-    after = Checkpoint.open(args.destination).nbytes
+    report = QuantizationReport(
+        args.source,
+        args.destination,
+        args.scheme,
+        before,
+        Checkpoint.open(args.destination).nbytes,
+        weights,
+    )
     if args.json:
-        summary: dict[str, Any] = {
-            "source": args.source,
-            "destination": str(args.destination),
-            "scheme": args.scheme,
-            "source_bytes": before,
-            "destination_bytes": after,
-            "weights": [{"name": r.name, "shape": r.shape, **asdict(r.error)} for r in reports],
-        }
-        print(json.dumps(summary, indent=2))
-        return 0
-    from srt.utils.console import make_console
-
-    console = make_console()
-    console.print(_table(reports))
-    console.print(
-        "rel. RMS and max abs: of the difference from the source; saturated: elements beyond the "
-        "largest FP8 value; flushed: share of the non-zero elements that became zero"
-    )
-    console.print(
-        f"{args.destination}: {len(reports)} weights {args.scheme}, "
-        f"{before / 1e6:,.1f} MB to {after / 1e6:,.1f} MB",
-        highlight=False,
-    )
+        print(json.dumps(report.to_dict(), indent=2))
+    else:
+        report.show(make_console())
     return 0
-
-
-def _table(reports: list[WeightReport]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    # Tight, so that a row fits into 80 columns.
-    table = Table(
-        title="What each weight lost",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
-    )
-    table.add_column("weight", no_wrap=True)
-    for heading in ("shape", "rel. RMS", "max abs", "saturated", "flushed"):
-        table.add_column(heading, justify="right", no_wrap=True, min_width=len(heading))
-    for report in reports:
-        error = report.error
-        table.add_row(
-            report.name.removesuffix(".weight"),
-            "x".join(map(str, report.shape)),
-            f"{error.relative_rms:.3%}",
-            f"{error.max_abs:.2g}",
-            f"{error.saturated}",
-            f"{error.flushed:.2%}",
-        )
-    return table

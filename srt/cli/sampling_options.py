@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from srt.cli.options import add_sampling_defaults
 from srt.errors import RequestError
 from srt.utils.text_streams import read_argument
 
@@ -35,13 +36,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "Temperature, top-k, top-p, min-p and repetition penalty that are not given here are those "
         "of --sampling-defaults.",
     )
-    group.add_argument(
-        "--sampling-defaults",
-        choices=("model", "greedy"),
-        default="model",
-        help="model: what the checkpoint's generation_config.json says, greedy where it says "
-        "nothing; greedy: the most likely token (default: %(default)s)",
-    )
+    add_sampling_defaults(group)
     for name, kind, metavar, text in (
         ("--max-new-tokens", int, "N", "most tokens to generate (default: 512)"),
         ("--temperature", float, "T", "divisor of the logits; 0 takes the most likely token"),

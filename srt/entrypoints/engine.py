@@ -5,29 +5,29 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 from srt.checkpoint.hub import resolve_model
+from srt.configs.engine_config import EngineConfig
 from srt.configs.model_config import ModelConfig
+from srt.configs.option import documented, takes_arguments_of
 from srt.entrypoints.chunk_stream import ChunkRouter, ChunkStream
-from srt.entrypoints.engine_options import check_engine_options
-from srt.entrypoints.outputs import GenerateChunk
+from srt.entrypoints.outputs import GenerateChunk, GenerateOutput
 from srt.entrypoints.request_builder import RequestBuilder
-from srt.entrypoints.request_inputs import TokenIds
+from srt.entrypoints.request_inputs import SamplingParamsInput, TokenIds
 from srt.errors import EngineStateError, RequestError
 from srt.managers.scheduler import Scheduler
 from srt.managers.special_tokens import end_token_ids
 from srt.managers.tokenizer import Message, load_tokenizer
-from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION
-from srt.model_executor.cpu_graph_runner import default_batch_sizes
 from srt.model_executor.model_runner import ModelRunner
 from srt.sampling.sampling_defaults import get_sampling_defaults
-from srt.sampling.sampling_params import SamplingParams
+from srt.sampling.sampling_params import DistributionParams
+from srt.utils.openmp import warn_of_spinning
 from srt.utils.threads import apply_thread_plan, plan_threads
 
 
+@documented(EngineConfig)
 class Engine:
     """A checkpoint, loaded and ready to generate.
 
@@ -35,116 +35,62 @@ class Engine:
     wrong tokens. Ctrl-C is taken between forward passes, a second one at once; either way all can
     go on afterwards.
 
+    It is made from an :class:`EngineConfig`, or from what that is made from: `Engine(config)` or
+    `Engine(model_path, **options)`.
+
     Args:
-        model_path: The checkpoint's directory, or `org/name` on the Hugging Face Hub.
-        revision: Branch, tag or commit of a model on the Hub; None for `main`.
-        dtype: Dtype of activations: `bfloat16`, or `float16` (`auto`), which is more exact and as
-            fast; bfloat16 has the larger range.
-        quantization: `fp8`, `fp8-per-channel` or `fp8-block` quantizes an unquantized checkpoint
-            while it is loaded; None runs it as it is.
-        context_length: Longest sequence, prompt and output together; None for the model's own
-            limit.
-        max_running_requests: Most requests decoded together; further ones wait.
-        max_total_tokens: Tokens that the KV cache holds; None chooses by `mem_fraction`.
-        mem_fraction: Share of the memory that is free after loading which the KV cache may take.
-        kv_cache_dtype: `auto` for the dtype of activations, or `fp8_e4m3`, which halves the cache;
-            scales come from the checkpoint where it has them.
-        quantize_lm_head: Hold the output projection in FP8, a scale a token of the vocabulary,
-            where the checkpoint has it in 16 bits. Faster where the vocabulary is large, and less
-            exact.
-        enable_radix_cache: Keep keys and values of ended requests for those with the same prefix.
-        chunked_prefill_size: Most prompt tokens of one forward pass; longer prompts take several.
-        disable_graph: Run the operators of every decode pass from Python, instead of recording
-            and replaying them.
-        enable_torch_compile: Decode through torch.compile; compiling takes from seconds to minutes
-            at start.
-        compiled_batch_sizes: Batch sizes to compile; None for powers of two up to
-            `max_running_requests`.
-        packed_cache: Directory in which packed weights are kept, so that the next start maps them
-            instead of packing; None for none.
-        num_threads: Threads of the process's Torch operators and the kernels; None takes one a
-            physical core that the process may use (`srt.utils.threads`).
-        sampling_defaults: What stands in for sampling parameters that a request leaves open:
-            `model` for what the checkpoint's generation_config.json says (greedy where it says
-            nothing), or `greedy`.
-        template_needed_by: What the caller needs a chat template for, in words; a checkpoint
-            without one is refused then, before its weights are read.
-        progress: Show progress bars on stderr if that is a terminal.
+        OPTIONS
+
+    Attributes:
+        config: The options.
+        model_config: What the checkpoint says about the model.
+        tokenizer: The checkpoint's, or None.
 
     Raises:
+        OptionError: An option has a value that it cannot have.
         SrtError: The checkpoint cannot be used; the message says why.
     """
 
-    def __init__(
-        self,
-        model_path: str | Path,
-        *,
-        revision: str | None = None,
-        dtype: str = "auto",
-        quantization: str | None = None,
-        context_length: int | None = None,
-        max_running_requests: int = 32,
-        max_total_tokens: int | None = None,
-        mem_fraction: float = DEFAULT_MEM_FRACTION,
-        kv_cache_dtype: str = "auto",
-        quantize_lm_head: bool = False,
-        enable_radix_cache: bool = True,
-        chunked_prefill_size: int = 512,
-        disable_graph: bool = False,
-        enable_torch_compile: bool = False,
-        compiled_batch_sizes: Sequence[int] | None = None,
-        packed_cache: str | Path | None = None,
-        num_threads: int | None = None,
-        sampling_defaults: str = "model",
-        template_needed_by: str | None = None,
-        progress: bool = True,
-    ) -> None:
-        check_engine_options(
-            model_path=model_path,
-            revision=revision,
-            dtype=dtype,
-            quantization=quantization,
-            context_length=context_length,
-            max_running_requests=max_running_requests,
-            max_total_tokens=max_total_tokens,
-            mem_fraction=mem_fraction,
-            kv_cache_dtype=kv_cache_dtype,
-            chunked_prefill_size=chunked_prefill_size,
-            compiled_batch_sizes=compiled_batch_sizes,
-            packed_cache=packed_cache,
-            num_threads=num_threads,
-        )
-        apply_thread_plan(plan_threads(num_threads))
+    @overload
+    def __init__(self, config: EngineConfig, /) -> None: ...
+
+    @overload
+    @takes_arguments_of(EngineConfig)
+    def __init__(self) -> None: ...
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        is_config = len(args) == 1 and isinstance(args[0], EngineConfig) and not options
+        config: EngineConfig = args[0] if is_config else EngineConfig(*args, **options)
+        self.config = config
+        warn_of_spinning()
+        apply_thread_plan(plan_threads(config.num_threads))
         self.model_config = ModelConfig.from_pretrained(
-            resolve_model(model_path, revision, progress=progress),
-            dtype,
-            context_length,
-            quantization,
+            resolve_model(config.model_path, config.revision, progress=config.progress),
+            config.dtype,
+            config.context_length,
+            config.quantization,
         )
-        defaults = get_sampling_defaults(self.model_config.path, sampling_defaults)
+        defaults = (
+            DistributionParams()
+            if config.sampling_defaults == "greedy"
+            else get_sampling_defaults(self.model_config.path)
+        )
         self.tokenizer: Any | None = load_tokenizer(self.model_config.path)
-        if template_needed_by is not None and not self.has_chat_template:
+        if config.template_needed_by is not None and not self.has_chat_template:
             raise RequestError(
-                f"{template_needed_by} needs a chat template, which {model_path} does not have"
+                f"{config.template_needed_by} needs a chat template, which {config.model_path} "
+                "does not have"
             )
         if self.tokenizer is not None:
             ends = self.model_config.eos_token_ids | end_token_ids(self.tokenizer)
             self.model_config = replace(self.model_config, eos_token_ids=ends)
-        batch_sizes = compiled_batch_sizes or default_batch_sizes(max_running_requests)
-        self._runner: ModelRunner | None = ModelRunner(
-            self.model_config,
-            max_running_requests=max_running_requests,
-            max_total_tokens=max_total_tokens,
-            mem_fraction=mem_fraction,
-            kv_cache_dtype=kv_cache_dtype,
-            quantize_lm_head=quantize_lm_head,
-            compiled_batch_sizes=batch_sizes if enable_torch_compile else (),
-            record_graphs=not disable_graph,
-            progress=progress,
-            packed_cache=None if packed_cache is None else Path(packed_cache),
-        )
+        self._runner: ModelRunner | None = ModelRunner(self.model_config, config)
         self._router: ChunkRouter | None = ChunkRouter(
-            Scheduler(self._runner, chunked_prefill_size, enable_radix_cache=enable_radix_cache)
+            Scheduler(
+                self._runner,
+                config.chunked_prefill_size,
+                enable_radix_cache=config.enable_radix_cache,
+            )
         )
         self._builder = RequestBuilder(self.model_config, self.tokenizer, defaults)
         self._rids = itertools.count()
@@ -175,19 +121,64 @@ class Engine:
         """Whether conversations can be given."""
         return self.tokenizer is not None and bool(self.tokenizer.chat_template)
 
+    @overload
+    def generate(
+        self,
+        prompt: str | None = None,
+        sampling_params: SamplingParamsInput | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        input_ids: Sequence[int] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        stream: Literal[False] = False,
+    ) -> GenerateOutput: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | tuple[str, ...] | None = None,
+        sampling_params: SamplingParamsInput | Sequence[SamplingParamsInput] | None = None,
+        *,
+        messages: Sequence[Sequence[Message]] | None = None,
+        input_ids: Sequence[TokenIds] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        stream: Literal[False] = False,
+    ) -> list[GenerateOutput]: ...
+
+    @overload
     def generate(
         self,
         prompt: str | Sequence[str] | None = None,
-        sampling_params: SamplingParams
-        | Mapping[str, Any]
-        | Sequence[SamplingParams | Mapping[str, Any]]
-        | None = None,
+        sampling_params: SamplingParamsInput | Sequence[SamplingParamsInput] | None = None,
+        *,
+        messages: Sequence[Message] | Sequence[Sequence[Message]] | None = None,
+        input_ids: TokenIds | Sequence[TokenIds] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        stream: Literal[True],
+    ) -> ChunkStream: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: SamplingParamsInput | Sequence[SamplingParamsInput] | None = None,
         *,
         messages: Sequence[Message] | Sequence[Sequence[Message]] | None = None,
         input_ids: TokenIds | Sequence[TokenIds] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         stream: bool = False,
-    ) -> Any:
+    ) -> GenerateOutput | list[GenerateOutput] | ChunkStream: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: SamplingParamsInput | Sequence[SamplingParamsInput] | None = None,
+        *,
+        messages: Sequence[Message] | Sequence[Sequence[Message]] | None = None,
+        input_ids: TokenIds | Sequence[TokenIds] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        stream: bool = False,
+    ) -> GenerateOutput | list[GenerateOutput] | ChunkStream:
         """Generates for one input or for several, which are decoded together.
 
         Args:
@@ -205,7 +196,8 @@ class Engine:
 
         Returns:
             A :class:`GenerateOutput` for one input, a list of them in the order of the inputs for
-            several, or the iterator.
+            several, or the iterator. Type checkers know which, but for texts in other sequences
+            than lists and tuples, and arrays of ids, which may be one input or several.
 
         Raises:
             RequestError: An input cannot be served; nothing has been generated then.
@@ -233,7 +225,7 @@ class Engine:
         self,
         rid: str,
         prompt: str | None = None,
-        sampling_params: SamplingParams | Mapping[str, Any] | None = None,
+        sampling_params: SamplingParamsInput | None = None,
         *,
         messages: Sequence[Message] | None = None,
         input_ids: TokenIds | None = None,

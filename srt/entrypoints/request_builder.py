@@ -9,9 +9,9 @@ from srt.errors import RequestError
 from srt.managers.schedule_batch import Req, RequestId
 from srt.managers.special_tokens import special_token_texts
 from srt.managers.tokenizer import encode, encode_chat
-from srt.sampling.checks import describe
 from srt.sampling.detokenizer import IncrementalDetokenizer
 from srt.sampling.sampling_params import DistributionParams, SamplingParams
+from srt.values import describe
 
 
 class RequestBuilder:

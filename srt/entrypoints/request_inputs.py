@@ -10,10 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from srt.errors import RequestError
-from srt.sampling.checks import describe, is_integer
+from srt.sampling.sampling_params import SamplingParams
+from srt.values import describe, is_integer
 
 TokenIds = Sequence[int] | NDArray[np.integer[Any]] | Tensor
 """Token ids of one input; arrays and tensors may have two dimensions and be several inputs."""
+
+
+SamplingParamsInput = SamplingParams | Mapping[str, Any]
+"""Sampling parameters of one input, also by name."""
 
 
 def as_texts(prompt: object) -> tuple[list[str], bool]:

@@ -8,7 +8,7 @@ which is imported once nothing else speaks against running.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,101 +19,27 @@ from srt.checkpoint.config_files import (
     get_architecture,
     read_config,
 )
-from srt.checkpoint.context_length import get_context_length
 from srt.checkpoint.files import blaming
 from srt.checkpoint.formats.quantization_config import QuantizationConfig
 from srt.checkpoint.formats.registry import get_quantization_config
 from srt.checkpoint.hub_headers import open_headers
-from srt.checkpoint.kv_layout import get_kv_layout
 from srt.checkpoint.kv_scales import find_kv_scales
 from srt.checkpoint.quantization_keys import SKIP_LISTS
 from srt.checkpoint.tensor_meta import TensorMeta
 from srt.checkpoint.text_model import TextModel, get_text_model
 from srt.checkpoint.unused_tensors import UnusedTensors
 from srt.checkpoint.weight_files import INDEX_FILE, has_weights, read_index
-from srt.checkpoint.weight_names import split_tensor_name
-from srt.checkpoint.weight_scales import WEIGHT_SCALE_NAMES
 from srt.errors import HubError, SrtError
-from srt.inspection.scheme_names import FLOATS, UNQUANTIZED
+from srt.inspection.findings import Inspection
+from srt.inspection.memory_use import count_parameters, memory_use, positive
+from srt.inspection.scheme_names import UNQUANTIZED
 from srt.inspection.tensor_groups import (
-    DtypeUse,
-    IgnoredGroup,
     ModuleGroup,
     count_dtypes,
     count_ignored,
     count_modules,
 )
-from srt.utils.host_memory import read_host_memory
 from srt.utils.kernels import load_kernels
-
-# Far above what any file or memory holds.
-_LARGEST = 1 << 80
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes that running takes; None where the files do not tell.
-
-    Attributes:
-        weights: weights and scales as they are held for running.
-        kv_per_token: keys and values of one token, in 16 bits.
-        context_length: the model's longest sequence, in tokens.
-        kv_context: keys and values of one sequence of that length.
-        available: what this machine, or this process's cgroup, has left.
-    """
-
-    weights: int | None
-    kv_per_token: int | None
-    context_length: int | None
-    kv_context: int | None
-    available: int | None
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """The findings.
-
-    Attributes:
-        path: the directory, or the name on the Hub.
-        architecture: as the configuration names it.
-        scheme: of the weights, or what the configuration says where there are none.
-        quantization_config: the configuration's block, or None.
-        listed_unquantized: modules that the configuration lists as unquantized, as it spells them.
-        has_weights: whether the directory holds weights.
-        parameters: elements of all weights, scales not counted.
-        files: sizes of the weight files.
-        dtypes: tensors by dtype.
-        modules: modules with a weight.
-        ignored: tensors that are not used.
-        kv_scale_layers: layers that carry scales for an FP8 KV cache.
-        memory: what running takes.
-        problems: why it does not run here; empty if it does.
-    """
-
-    path: str
-    architecture: str
-    scheme: str
-    quantization_config: Mapping[str, Any] | None
-    listed_unquantized: list[str]
-    has_weights: bool
-    parameters: int | None
-    files: Mapping[str, int]
-    dtypes: list[DtypeUse]
-    modules: list[ModuleGroup]
-    ignored: list[IgnoredGroup]
-    kv_scale_layers: int
-    memory: MemoryUse
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def runs_here(self) -> bool:
-        """Whether nothing speaks against running it on this machine."""
-        return not self.problems
-
-    @property
-    def unquantized_modules(self) -> list[str]:
-        """Names of the modules whose weight is not quantized."""
-        return [group.name for group in self.modules if group.scheme == UNQUANTIZED]
 
 
 def inspect_model(model: str | Path, revision: str | None = None) -> Inspection:
@@ -159,7 +85,7 @@ def _inspect_directory(directory: Path) -> Inspection:
     metas = list(checkpoint or ())
     ignored = _find_ignored(metas, model)
     used = [meta for meta in metas if meta.name not in ignored]
-    memory = _memory_use(model.config, used if checkpoint else None)
+    memory = memory_use(model.config, used if checkpoint else None)
     block_size = quant.block_size if quant else lambda module: None
     modules = count_modules(used, block_size, block)
     if not problems and checkpoint is not None:
@@ -175,7 +101,7 @@ def _inspect_directory(directory: Path) -> Inspection:
         quantization_config=block,
         listed_unquantized=_listed_unquantized(block),
         has_weights=checkpoint is not None,
-        parameters=_count_parameters(used) if checkpoint else None,
+        parameters=count_parameters(used) if checkpoint else None,
         files={file.name: file.stat().st_size for file in checkpoint.files} if checkpoint else {},
         dtypes=count_dtypes(metas),
         modules=modules,
@@ -231,7 +157,7 @@ def _check_loading(directory: Path, checkpoint: Checkpoint, problems: list[str])
         from srt.sampling.sampling_defaults import get_sampling_defaults
 
         config = ModelConfig.from_pretrained(directory)
-        get_sampling_defaults(directory, "model")
+        get_sampling_defaults(directory)
         load_tokenizer(directory)
         check_model(config, checkpoint)
     except SrtError as error:
@@ -248,8 +174,8 @@ def _find_ignored(metas: Iterable[TensorMeta], model: TextModel) -> dict[str, st
     unused = UnusedTensors(
         skipped_modules=model.skipped_modules,
         tied=bool(model.config.get("tie_word_embeddings")),
-        num_layers=_positive(model.config.get("num_hidden_layers")) or 0,
-        num_predicting_layers=_positive(model.config.get("num_nextn_predict_layers")) or 0,
+        num_layers=positive(model.config.get("num_hidden_layers")) or 0,
+        num_predicting_layers=positive(model.config.get("num_nextn_predict_layers")) or 0,
     )
     reasons = ((meta.name, unused.reason(meta.name)) for meta in metas)
     return {name: reason for name, reason in reasons if reason is not None}
@@ -264,41 +190,3 @@ def _describe_scheme(quantization: Mapping[str, Any] | None, modules: Iterable[M
         return UNQUANTIZED
     keys = ("quant_method", "format", "quant_algo", "weight_block_size")
     return " ".join(str(quantization[key]) for key in keys if quantization.get(key))
-
-
-def _is_scale(meta: TensorMeta) -> bool:
-    return split_tensor_name(meta.name)[1] in WEIGHT_SCALE_NAMES
-
-
-def _count_parameters(used: Iterable[TensorMeta]) -> int:
-    """Elements of all weights; scales are no parameters."""
-    return sum(meta.numel for meta in used if not _is_scale(meta))
-
-
-def _memory_use(config: Mapping[str, Any], used: Iterable[TensorMeta] | None) -> MemoryUse:
-    context = _positive(get_context_length(config))
-    try:
-        per_token = _positive(get_kv_layout(config).bytes_per_token(2))
-    except (KeyError, TypeError, ZeroDivisionError):
-        per_token = None
-    return MemoryUse(
-        weights=None if used is None else sum(_held_bytes(meta) for meta in used),
-        kv_per_token=per_token,
-        context_length=context,
-        kv_context=per_token * context if per_token and context else None,
-        available=read_host_memory().available,
-    )
-
-
-def _positive(value: object) -> int | None:
-    """`value` if it is a size, else None: a damaged configuration must not stop an inspection, nor
-    numbers of thousands of digits what prints it.
-    """
-    return value if isinstance(value, int) and 0 < value < _LARGEST else None
-
-
-def _held_bytes(meta: TensorMeta) -> int:
-    """Bytes that a tensor takes for running: scales become f32, other wide floats 16 bits."""
-    if _is_scale(meta):
-        return 4 * meta.numel
-    return 2 * meta.numel if meta.dtype in FLOATS else meta.nbytes

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from srt.errors import RequestError
-from srt.sampling.checks import describe, has_surrogates
+from srt.sampling.checks import has_surrogates
+from srt.values import describe
 
 Message = Mapping[str, Any]
 

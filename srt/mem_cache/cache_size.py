@@ -2,18 +2,6 @@
 
 from srt.errors import RequestError
 
-DEFAULT_MEM_FRACTION = 0.5
-
-
-def check_mem_fraction(mem_fraction: float) -> None:
-    """Before a model is loaded.
-
-    Raises:
-        RequestError: It is no share.
-    """
-    if not isinstance(mem_fraction, (int, float)) or not 0 < mem_fraction <= 1:
-        raise RequestError(f"mem_fraction: expected a number in (0, 1], found {mem_fraction!r}")
-
 
 def choose_cache_size(
     bytes_per_token: int,
@@ -37,7 +25,6 @@ def choose_cache_size(
     Raises:
         RequestError: The user's choice does not fit into the memory, or not even one token does.
     """
-    check_mem_fraction(mem_fraction)
     if max_total_tokens is not None:
         needed = max_total_tokens * bytes_per_token
         if available is not None and needed > available:

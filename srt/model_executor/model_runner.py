@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from srt.configs.dtypes import KV_CACHE_DTYPES
+from srt.configs.engine_config import EngineConfig
 from srt.configs.model_config import ModelConfig
-from srt.errors import RequestError
 from srt.layers.forward_batch_info import ForwardBatch, ForwardMode
 from srt.mem_cache.allocator import TokenToKVPoolAllocator
-from srt.mem_cache.cache_size import DEFAULT_MEM_FRACTION, check_mem_fraction, choose_cache_size
+from srt.mem_cache.cache_size import choose_cache_size
 from srt.mem_cache.memory_pool import TokenToKVPool
 from srt.mem_cache.req_to_token_pool import ReqToTokenPool
-from srt.model_executor.cpu_graph_runner import CPUGraphRunner
+from srt.model_executor.cpu_graph_runner import CPUGraphRunner, default_batch_sizes
 from srt.model_executor.decode_buffers import DecodeBuffers
 from srt.model_executor.fast_attributes import flatten_attributes
 from srt.model_executor.step_graph_runner import StepGraphRunner
@@ -53,48 +53,22 @@ class ModelRunner:
 
     Args:
         config: The model's configuration.
-        max_running_requests: Most requests in one decode pass.
-        max_total_tokens: Size of the KV cache; None chooses it by `mem_fraction`.
-        mem_fraction: Share of the memory that is free after loading which the KV cache may take.
-        kv_cache_dtype: `auto` for the dtype of activations, or `fp8_e4m3`.
-        quantize_lm_head: Hold the output projection in FP8 where the checkpoint has it in 16 bits.
-        compiled_batch_sizes: Decode batch sizes to compile; empty for none.
-        record_graphs: Record decode passes that are not compiled, and replay them.
-        progress: Show progress bars.
-        packed_cache: Directory in which packed weights are kept for the next start.
+        options: How it is held and run; only those are read that concern it.
 
     Raises:
         SrtError: The checkpoint or the configuration does not work.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        max_running_requests: int = 32,
-        max_total_tokens: int | None = None,
-        mem_fraction: float = DEFAULT_MEM_FRACTION,
-        kv_cache_dtype: str = "auto",
-        quantize_lm_head: bool = False,
-        compiled_batch_sizes: Sequence[int] = (),
-        record_graphs: bool = True,
-        progress: bool = True,
-        packed_cache: Path | None = None,
-    ) -> None:
-        check_mem_fraction(mem_fraction)
-        if kv_cache_dtype not in tuple(KV_CACHE_DTYPES):
-            raise RequestError(
-                f"kv_cache_dtype: expected one of {', '.join(KV_CACHE_DTYPES)}, "
-                f"found {kv_cache_dtype!r}"
-            )
+    def __init__(self, config: ModelConfig, options: EngineConfig) -> None:
+        packed_cache = None if options.packed_cache is None else Path(options.packed_cache)
         self.config = config
         self.model = cast(
-            CausalLM, load_model(config, progress=progress, packed_cache=packed_cache)
+            CausalLM, load_model(config, progress=options.progress, packed_cache=packed_cache)
         )
-        if quantize_lm_head:
+        if options.quantize_lm_head:
             self.model.quantize_lm_head()
         kv_dtype, kv_scales = config.dtype, None
-        if KV_CACHE_DTYPES[kv_cache_dtype] == "fp8_e4m3":
+        if KV_CACHE_DTYPES[options.kv_cache_dtype] == "fp8_e4m3":
             kv_dtype = torch.float8_e4m3fn
             kv_scales = read_kv_scales(config.path, config.num_hidden_layers)
         available = read_host_memory().available
@@ -102,31 +76,31 @@ class ModelRunner:
             available = max(0, available - mapped_rss())
         size = choose_cache_size(
             config.kv_layout.bytes_per_token(kv_dtype.itemsize),
-            wanted=config.context_length * max_running_requests,
-            max_total_tokens=max_total_tokens,
-            mem_fraction=mem_fraction,
+            wanted=config.context_length * options.max_running_requests,
+            max_total_tokens=options.max_total_tokens,
+            mem_fraction=options.mem_fraction,
             available=available,
         )
-        self.max_running_requests = max_running_requests
+        self.max_running_requests = options.max_running_requests
         self.kv_pool = TokenToKVPool(size, config.kv_layout, kv_dtype, kv_scales)
         self.allocator = TokenToKVPoolAllocator(size)
-        self.req_to_token_pool = ReqToTokenPool(max_running_requests, config.context_length)
-        sizes = sorted(set(compiled_batch_sizes))
+        self.req_to_token_pool = ReqToTokenPool(options.max_running_requests, config.context_length)
+        sizes = _compiled_batch_sizes(options)
         self._buffers = DecodeBuffers(
-            max(max_running_requests, *sizes, 1), self.req_to_token_pool, self.kv_pool
+            max((options.max_running_requests, *sizes)), self.req_to_token_pool, self.kv_pool
         )
         self.graph_runner: CPUGraphRunner | None = None
         if sizes:
             self.model.prepare_positions(1)
             self.graph_runner = CPUGraphRunner(self.model, self._buffers, sizes)
-            self.graph_runner.capture(progress=progress)
+            self.graph_runner.capture(progress=options.progress)
         else:
             flatten_attributes(self.model)
         self.step_graph_runner: StepGraphRunner | None = None
-        if record_graphs:
+        if not options.disable_graph:
             # Logits and a few activations of a layer; what is not used costs nothing.
             row = 4 * config.vocab_size + 64 * config.hidden_size
-            self.step_graph_runner = StepGraphRunner(self.model, max_running_requests * row)
+            self.step_graph_runner = StepGraphRunner(self.model, self.max_running_requests * row)
 
     @in_inference_mode
     def extend(self, inputs: Sequence[ExtendInput]) -> Tensor:
@@ -197,6 +171,12 @@ class ModelRunner:
             return self.step_graph_runner.run(batch)
         logits: Tensor = self.model(batch)
         return logits
+
+
+def _compiled_batch_sizes(options: EngineConfig) -> Sequence[int]:
+    if not options.enable_torch_compile:
+        return ()
+    return options.compiled_batch_sizes or default_batch_sizes(options.max_running_requests)
 
 
 def _int64(array: npt.NDArray[np.integer]) -> Tensor:

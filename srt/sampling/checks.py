@@ -6,38 +6,22 @@ A number is checked as the float32 that it is used as. Whole numbers may be of a
 
 import math
 from collections.abc import Iterable, Mapping
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from srt.errors import RequestError
+from srt.values import describe, is_integer
 
 # As Python's numbers, since NumPy would convert what they are compared with to float32.
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 FLOAT32_TINY = float(np.finfo(np.float32).tiny)
 
-_SHOWN = 200  # characters of a refused value
-
-
-def describe(value: object) -> str:
-    """A value as an error shows it: on one line, and not longer than a line can be read."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, deep nesting
-        return f"a value of type {type(value).__name__}"
-    text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({type(value).__name__})"
-
 
 def refuse(name: str, expected: str, value: object) -> RequestError:
     """The error about a bad sampling parameter."""
     return RequestError(f"sampling parameter {name}: expected {expected}, found {describe(value)}")
-
-
-def is_integer(value: object) -> bool:
-    """Whether it is a whole number of any integer type."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def integer(name: str, value: object, expected: str, low: int, high: int | None = None) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from srt.errors import RequestError
 from srt.sampling import checks
 from srt.sampling.random_numbers import SEED_LIMIT
+from srt.values import describe
 
 _OPENAI_PENALTY = "a number from -2 to 2"
 # Each takes some 150 bytes a token; OpenAI's API ends at 20.
@@ -164,8 +165,7 @@ class SamplingParams:
         for name in values:
             if name not in names:
                 raise RequestError(
-                    f"there is no sampling parameter {checks.describe(name)}; "
-                    f"expected {', '.join(names)}"
+                    f"there is no sampling parameter {describe(name)}; expected {', '.join(names)}"
                 )
         return cls(**values)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from srt.configs.engine_config import EngineConfig
 from srt.configs.model_config import ModelConfig
 from srt.model_executor import model_runner
 from srt.model_executor.model_runner import ModelRunner
@@ -39,11 +40,11 @@ class ContiguousRunner:
 
     Args:
         config: The model's configuration.
-        options: As for ModelRunner.
+        options: Of the engine.
     """
 
     def __init__(self, config: ModelConfig, **options: Any) -> None:
-        self.runner = ModelRunner(config, **options)
+        self.runner = ModelRunner(config, EngineConfig(config.path, **options))
         self._rows: dict[int, int] = {}
 
     def extend(self, inputs: Sequence[ExtendInput], *, all_logits: bool = False) -> Tensor:

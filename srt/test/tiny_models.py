@@ -235,7 +235,7 @@ class Session:
         path: The checkpoint.
         dtype: Of activations.
         quantization: Scheme to quantize with while loading.
-        options: As for ModelRunner.
+        options: Of the engine.
     """
 
     def __init__(

@@ -1,9 +1,14 @@
 """How OpenMP threads wait between the parallel regions of Torch and the kernels."""
 
+import contextlib
+import logging
 import os
+import sys
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 # Turns of GNU OpenMP's waiting loop before a thread sleeps: some microseconds.
 _SPIN_COUNT = "1000"
@@ -13,9 +18,9 @@ _SAMPLES = 3
 _SAMPLE_SECONDS = 0.002
 
 
-def limit_spinning(environ: MutableMapping[str, str], root: Path = Path("/")) -> None:
-    """Lets waiting threads sleep soon where something else uses the machine, unless the user has
-    set how they wait.
+def spin_limit(environ: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
+    """Variables with which waiting threads sleep soon, where something else uses the machine; none
+    where it is idle, or where the user has set how threads wait.
 
     By default GNU OpenMP spins for milliseconds, which is right on an idle machine: a thread that
     sleeps takes some 60 us to wake up, for each of the hundreds of operators of a token, and
@@ -24,11 +29,40 @@ def limit_spinning(environ: MutableMapping[str, str], root: Path = Path("/")) ->
     the scheduler, and decoding is ten times slower.
 
     Args:
-        environ: The process's environment. Read when Torch loads OpenMP, so this must come first.
+        environ: The process's environment.
         root: Where `proc` is mounted.
     """
-    if not any(name in environ for name in _USER_SETTINGS) and is_machine_busy(root):
-        environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+    if any(name in environ for name in _USER_SETTINGS) or not is_machine_busy(root):
+        return {}
+    return {"GOMP_SPINCOUNT": _SPIN_COUNT}
+
+
+def restart_with_spin_limit() -> None:
+    """Starts the program of this process over in an environment with `spin_limit`; returns if there
+    is none to set.
+
+    OpenMP reads the environment once, when it is loaded with Torch, and has no function for it. So
+    a process whose environment lacks the limit must become another one, before it has done
+    anything: that costs the start of an interpreter, some 20 ms, and the environment of a process
+    stays what its user made it.
+    """
+    limit = spin_limit(os.environ)
+    if limit and sys.executable:
+        # Where the system refuses, threads spin, and that is all.
+        with contextlib.suppress(OSError):
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | limit)
+
+
+def warn_of_spinning() -> None:
+    """Says what the environment lacks, where it is too late to start over."""
+    for name, value in spin_limit(os.environ).items():
+        logger.warning(
+            "other processes keep this machine busy, and OpenMP's waiting threads take CPUs from "
+            "them and from each other: %s=%s in the environment, before Torch is imported, makes "
+            "them sleep instead",
+            name,
+            value,
+        )
 
 
 def is_machine_busy(root: Path = Path("/"), cpus: int | None = None) -> bool:

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from srt.utils.host_memory import read_cpu_quota
 
 logger = logging.getLogger(__name__)
@@ -96,6 +94,8 @@ def apply_thread_plan(
         set_affinity: `os.sched_setaffinity` or what stands for it in a test.
         set_interleave: Spreads further memory over NUMA nodes; raises OSError if it cannot.
     """
+    import torch  # here, so that planning is possible without it
+
     torch.set_num_threads(plan.threads)
     logger.info("%d threads: %s", plan.threads, plan.reason)
     allowed = len(set(_affinity()))

@@ -15,8 +15,8 @@ from typing import Any
 import pexpect
 import pytest
 
-from srt.cli.chat_input import LineReader, history_file, open_history
-from srt.cli.conversation import parse_command, unescape
+from srt.chat.conversation import parse_command, unescape
+from srt.chat.message_reader import LineReader, history_file, open_history
 from srt.cli.main import main
 from srt.errors import RequestError
 from srt.sampling import sampler
@@ -27,7 +27,7 @@ register_cpu_ci(est_time=25, suite="per-commit")
 
 # Says what the reader hands out; takes less than loading a model.
 ECHO = """
-from srt.cli.chat_input import TerminalReader, history_file
+from srt.chat.message_reader import TerminalReader, history_file
 reader = TerminalReader(history_file())
 while True:
     try:

@@ -102,7 +102,7 @@ def test_prompt_forms(
     [
         (["--prompt", "x", "--temperature", "-1"], "sampling parameter temperature: expected"),
         (["--prompt", "x", "--top-p", "0"], "sampling parameter top_p"),
-        (["--prompt", "x", "--threads", "0"], "num_threads: expected an integer >= 1, found 0"),
+        (["--prompt", "x", "--threads", "0"], "--threads: expected an integer >= 1, found 0"),
         (["--prompt", "x" * 300], "leaves no room"),
         (["--prompt", "x", "--max-total-tokens", "3"], "does not fit into the KV cache"),
         (["--prompt", "x", "--context-length", "999"], "context length 999"),

@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("options", "name", "value"),
     [
-        (["--model-path", "p"], "model", "p"),
+        (["--model-path", "p"], "model_path", "p"),
         (["--max-model-len", "7"], "context_length", 7),
         (["--mem-fraction-static", "0.25"], "mem_fraction", 0.25),
         (["--disable-cuda-graph"], "disable_graph", True),
@@ -83,12 +83,15 @@ def test_spellings_of_the_dtype_of_the_cache(model: str, spelling: str) -> None:
     ("arguments", "message"),
     [
         (["generate", "--prompt", "x", "--temperature", "-1"], "sampling parameter temperature"),
-        (["generate", "--prompt", "x", "--threads", "0"], "num_threads: expected an integer >= 1"),
-        (["generate", "--prompt", "x", "--mem-fraction", "0"], "mem_fraction: expected a number"),
-        (["generate", "--prompt", "x", "--mem-fraction", "nan"], "mem_fraction: expected a number"),
-        (["generate", "--prompt", "x", "--max-total-tokens", "0"], "max_total_tokens: expected"),
-        (["generate", "--prompt", "x", "--context-length", "0"], "context_length: expected"),
-        (["generate", "--prompt", "x", "--chunked-prefill-size", "0"], "chunked_prefill_size"),
+        (["generate", "--prompt", "x", "--threads", "0"], "--threads: expected an integer >= 1"),
+        (["generate", "--prompt", "x", "--mem-fraction", "0"], "--mem-fraction: expected a"),
+        (
+            ["generate", "--prompt", "x", "--mem-fraction", "nan"],
+            "--mem-fraction: expected a",
+        ),
+        (["generate", "--prompt", "x", "--max-total-tokens", "0"], "--max-total-tokens: expected"),
+        (["generate", "--prompt", "x", "--context-length", "0"], "--context-length: expected"),
+        (["generate", "--prompt", "x", "--chunked-prefill-size", "0"], "--chunked-prefill-size"),
         (["generate", "--prompt", "x", "--raw", "--system", "s"], "--system needs a chat template"),
         (
             ["generate", "--prompt", "x", "--raw", "--chat-template-kwargs", "{}"],

@@ -9,7 +9,7 @@ import torch
 
 from srt import Engine, SamplingParams
 from srt.entrypoints.outputs import GenerateOutput
-from srt.errors import CheckpointError, RequestError
+from srt.errors import CheckpointError, OptionError, RequestError
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import make_tensors, quantize, reference_model, write_checkpoint
 from srt.test.tiny_text_model import TEXT_CONFIG, write_text_model
@@ -104,6 +104,7 @@ def test_a_stream_adds_up_to_the_results(engine: Engine) -> None:
     tokens: list[list[int]] = [[] for _ in PROMPTS]
     for chunk in engine.generate(PROMPTS, GREEDY, stream=True):
         texts[chunk.index] += chunk.text
+        assert chunk.token_id is not None
         tokens[chunk.index].append(chunk.token_id)
         assert (chunk.output is not None) == (len(tokens[chunk.index]) == 12)
     assert texts == [output.text for output in expected]
@@ -242,7 +243,7 @@ def test_streams_are_read_in_any_order(engine: Engine, path: Path) -> None:
     ],
 )
 def test_bad_options(path: Path, option: str, value: Any) -> None:
-    with pytest.raises(RequestError, match=f"{option}: expected an integer >= 1, found 0"):
+    with pytest.raises(OptionError, match=f"{option}: expected an integer >= 1, found 0"):
         Engine(path, **{option: value})
 
 
@@ -329,8 +330,10 @@ def test_log_probabilities_agree_with_the_reference(engine: Engine, path: Path) 
     with torch.inference_mode():
         logits = reference_model(path)(torch.tensor([[*ids, *output.token_ids]])).logits[0]
     expected = logits.log_softmax(-1)
+    assert output.prompt_logprobs is not None and output.logprobs is not None
     assert output.prompt_logprobs[0] is None
-    entries = [*output.prompt_logprobs[1:], *output.logprobs]
+    entries = [entry for entry in output.prompt_logprobs if entry is not None]
+    entries += output.logprobs
     assert [entry.token_id for entry in entries] == [*ids[1:], *output.token_ids]
     for row, entry in zip(expected, entries, strict=False):
         assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=0.01)
@@ -350,7 +353,9 @@ def test_a_quantized_output_projection(tmp_path: Path, tied: bool) -> None:
         with Engine(
             tmp_path, max_total_tokens=64, quantize_lm_head=quantized, progress=False
         ) as engine:
-            entries.append(engine.generate(input_ids=ids, sampling_params=params).logprobs[0])
+            output = engine.generate(input_ids=ids, sampling_params=params)
+            assert output.logprobs is not None
+            entries.append(output.logprobs[0])
             model = engine.model_runner.model
             weight = (model.lm_head or model.model.embed_tokens).weight
             assert (weight.dtype == torch.float8_e4m3fn) == quantized
@@ -379,6 +384,7 @@ def test_a_cache_in_fp8(tmp_path: Path, scale: float | None) -> None:
     for dtype in ("auto", "fp8_e4m3"):
         with Engine(tmp_path, kv_cache_dtype=dtype, **options) as engine:
             output = engine.generate(input_ids=ids, sampling_params=params)
+            assert output.logprobs is not None
             logprobs.append([entry.logprob for entry in output.logprobs])
             keys, _ = engine.model_runner.kv_pool.get_kv_buffer(1)
             assert keys.dtype == (torch.float16 if dtype == "auto" else torch.float8_e4m3fn)
@@ -387,5 +393,5 @@ def test_a_cache_in_fp8(tmp_path: Path, scale: float | None) -> None:
 
 
 def test_an_unknown_cache_dtype(path: Path) -> None:
-    with pytest.raises(RequestError, match="kv_cache_dtype: expected one of auto, fp8_e4m3"):
+    with pytest.raises(OptionError, match="kv_cache_dtype: expected one of auto, fp8_e4m3"):
         Engine(path, kv_cache_dtype="int8", progress=False)

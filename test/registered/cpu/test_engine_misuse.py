@@ -14,7 +14,7 @@ import pytest
 
 from srt import Engine, SamplingParams
 from srt.entrypoints.outputs import GenerateChunk
-from srt.errors import EngineStateError, RequestError, SrtError
+from srt.errors import EngineStateError, OptionError, RequestError, SrtError
 from srt.sampling import logprobs, sampler
 from srt.test.cache_invariants import check_consistent
 from srt.test.ci_register import register_cpu_ci
@@ -305,7 +305,7 @@ def test_shutdown_within_a_pass(path: Path, monkeypatch: pytest.MonkeyPatch, thr
 def test_numbers_of_an_engine_are_integers(option: dict[str, Any]) -> None:
     """Which is said before the model is looked for."""
     name = next(iter(option))
-    with pytest.raises(RequestError, match=f"^{name}: expected an integer >= 1, found "):
+    with pytest.raises(OptionError, match=f"^{name}: expected an integer >= 1, found "):
         Engine("/nonexistent", **option)
 
 
@@ -314,7 +314,7 @@ def test_numbers_of_an_engine_are_integers(option: dict[str, Any]) -> None:
 )
 def test_other_options_of_an_engine(path: Path, option: dict[str, Any]) -> None:
     name, value = next(iter(option.items()))
-    with pytest.raises(RequestError, match=f"^{name}: expected .*, found {re.escape(repr(value))}"):
+    with pytest.raises(OptionError, match=f"^{name}: expected .*, found {re.escape(repr(value))}"):
         Engine(path, **option)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from srt import Engine, SamplingParams
-from srt.errors import RequestError, SrtError
+from srt.errors import OptionError, RequestError, SrtError
 from srt.model_loader.packed_cache import PackedCache
 from srt.quantize.quantizer import _natural_key
 from srt.test.ci_register import register_cpu_ci
@@ -30,7 +30,7 @@ NO_INTEGERS = ("4", 2.5, True, math.nan, 0, -1, [4], np.array(4))
 @pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
 @pytest.mark.parametrize("name", INTEGERS)
 def test_integers(name: str, value: Any, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=rf"^{name}: expected an integer"):
+    with pytest.raises(OptionError, match=rf"^{name}: expected an integer"):
         # There is no checkpoint: whatever looks for one raises another error.
         Engine(tmp_path / "none", **{name: value})
 
@@ -63,13 +63,13 @@ def test_integers(name: str, value: Any, tmp_path: Path) -> None:
     ids=repr,
 )
 def test_others(name: str, value: Any, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=rf"^{name}: expected "):
+    with pytest.raises(OptionError, match=rf"^{name}: expected "):
         Engine(tmp_path / "none", **{name: value})
 
 
 @pytest.mark.parametrize("path", [None, 5, b"model", ["model"], "", "a\0b"], ids=repr)
 def test_model_path(path: Any) -> None:
-    with pytest.raises(RequestError, match=r"^model_path: expected a path, found "):
+    with pytest.raises(OptionError, match=r"^model_path: expected a path, found "):
         Engine(path)
 
 

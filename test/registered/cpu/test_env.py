@@ -72,7 +72,7 @@ def test_reports_broken_kernels(tmp_path: Path, error: str) -> None:
     (broken / "__init__.py").write_text(f"raise {error}('no such symbol')")
     search_path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     result = subprocess.run(
-        [sys.executable, "-m", "srt.cli.main", "env", "--json"],
+        [sys.executable, "-m", "srt", "env", "--json"],
         env={**os.environ, "PYTHONPATH": search_path},
         capture_output=True,
         text=True,

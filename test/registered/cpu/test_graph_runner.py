@@ -39,9 +39,13 @@ def runners(tmp_path_factory: pytest.TempPathFactory) -> tuple[ContiguousRunner,
         {"quant_method": "fp8"},
     )
     model_config = ModelConfig.from_pretrained(path)
-    eager = ContiguousRunner(model_config, max_total_tokens=CACHE_SIZE, record_graphs=False)
+    eager = ContiguousRunner(model_config, max_total_tokens=CACHE_SIZE, disable_graph=True)
     graph = ContiguousRunner(
-        model_config, max_total_tokens=CACHE_SIZE, compiled_batch_sizes=BATCH_SIZES, progress=False
+        model_config,
+        max_total_tokens=CACHE_SIZE,
+        enable_torch_compile=True,
+        compiled_batch_sizes=BATCH_SIZES,
+        progress=False,
     )
     return eager, graph
 

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from srt.cli.main import main
-from srt.inspection.report import Inspection, inspect_model
+from srt.inspection.findings import Inspection
+from srt.inspection.report import inspect_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.fp8_checkpoints import FORMATS, write_fp8_checkpoint
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors
@@ -236,7 +237,7 @@ def test_misses_an_untied_head(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = host_memory.HostMemory(total=1000, available=1000, limit=None)
-    monkeypatch.setattr("srt.inspection.report.read_host_memory", lambda: small)
+    monkeypatch.setattr("srt.inspection.memory_use.read_host_memory", lambda: small)
     tensors = fp8_tensors(torch.tensor(1.0))
     assert "1,000 are available" in problems(write(tmp_path, tensors, quantization_config=FP8))
 

@@ -42,7 +42,7 @@ def loading_error(directory: Path) -> str | None:
     """What `srt generate` would say, by its own steps."""
     try:
         config = ModelConfig.from_pretrained(directory)
-        get_sampling_defaults(directory, "model")
+        get_sampling_defaults(directory)
         load_tokenizer(directory)
         load_model(config, progress=False)
     except SrtError as error:

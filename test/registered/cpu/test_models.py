@@ -285,8 +285,8 @@ def test_compiled_decode(architecture: str, tmp_path: Path) -> None:
         pytest.skip(f"graph mode needs Torch {MIN_TORCH}")
     config = ARCHITECTURES[architecture]
     write_model(tmp_path, "fbgemm", config, make_tensors(config))
-    eager = Session(tmp_path, "float16", record_graphs=False)
-    compiled = Session(tmp_path, "float16", compiled_batch_sizes=[1])
+    eager = Session(tmp_path, "float16", disable_graph=True)
+    compiled = Session(tmp_path, "float16", enable_torch_compile=True, compiled_batch_sizes=[1])
     for session in (eager, compiled):
         session.prefill(TOKENS[:PROMPT_LEN])
     for token in TOKENS[PROMPT_LEN:]:

@@ -22,7 +22,7 @@ from srt.test.tiny_tokenizer import make_tokenizer, write_tokenizer
 
 register_cpu_ci(est_time=20, suite="per-commit")
 
-CLI = "srt.cli.main generate --prompt a --model"
+CLI = "srt generate --prompt a --model"
 ROOT = Path(__file__).parents[3]
 CODE = """
 from pathlib import Path
@@ -128,7 +128,7 @@ def test_yes_on_stdin_is_not_an_answer(place: str, tmp_path: Path, canary: Path)
     done = subprocess.run(
         [
             sys.executable,
-            *f"-m srt.cli.main generate --prompt a --model {directory}".split(),
+            *f"-m srt generate --prompt a --model {directory}".split(),
         ],
         input="y\n" * 20,
         capture_output=True,

@@ -1,5 +1,6 @@
 """Waiting OpenMP threads sleep soon on a busy machine, unless the user has decided otherwise."""
 
+import ast
 import json
 import os
 import subprocess
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import srt
 from srt.test.ci_register import register_cpu_ci
-from srt.utils.openmp import is_machine_busy, limit_spinning
+from srt.utils.openmp import is_machine_busy, spin_limit
 
 register_cpu_ci(est_time=15, suite="per-commit")
 
@@ -39,40 +41,105 @@ def test_a_machine_is_busy_when_others_want_half_of_it(
 def test_spinning_is_limited_on_a_busy_machine(
     tmp_path: Path, runnable: str, expected: dict[str, str]
 ) -> None:
-    environ = {"HOME": "/"}
-    limit_spinning(environ, make_load(tmp_path, runnable))
-    assert environ == {"HOME": "/", **expected}
+    assert spin_limit({"HOME": "/"}, make_load(tmp_path, runnable)) == expected
 
 
 @pytest.mark.parametrize("setting", [{"GOMP_SPINCOUNT": "5"}, {"OMP_WAIT_POLICY": "active"}])
 def test_the_users_setting_stands(tmp_path: Path, setting: dict[str, str]) -> None:
-    environ = dict(setting)
-    limit_spinning(environ, make_load(tmp_path, "999/1000"))
-    assert environ == setting
+    assert spin_limit(setting, make_load(tmp_path, "999/1000")) == {}
 
 
-def test_engine_sets_it_if_torch_is_not_loaded_yet() -> None:
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program that finds a busy machine and no setting of the user's."""
     environ = {
         k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     }
-    for before, expected in (("", "1000"), ("import torch; ", "None")):
-        code = f"{BUSY}{before}from srt import Engine; print(os.environ.get('GOMP_SPINCOUNT'))"
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == expected
+    return subprocess.run(
+        [sys.executable, "-c", BUSY + code, *arguments],
+        env=environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
 
-def test_the_command_line_sets_it_before_torch_loads() -> None:
-    environ = {
-        k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    }
+def test_the_command_starts_over_in_an_environment_that_limits_spinning() -> None:
     code = (
-        f"{BUSY}import sys; from srt.cli.main import main; "
-        "assert 'torch' not in sys.modules; "
-        "main(['env', '--json'])"
+        "import sys; from srt.__main__ import main; "
+        "print('started', 'torch' in sys.modules, file=sys.stderr); sys.exit(main())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
-    )
+    done = run(code, "env", "--json")
     assert json.loads(done.stdout)["environment"]["GOMP_SPINCOUNT"] == "1000"
+    assert done.stderr == "started False\n" * 2
+
+
+def test_a_program_that_calls_the_command_does_not_start_over() -> None:
+    code = (
+        "import sys; from srt.cli.main import main; "
+        "print('started', file=sys.stderr); main(['env', '--json'])"
+    )
+    done = run(code)
+    assert "GOMP_SPINCOUNT" not in json.loads(done.stdout)["environment"]
+    assert done.stderr == "started\n"
+
+
+def test_an_engine_leaves_the_environment_alone_and_says_what_it_lacks(tmp_path: Path) -> None:
+    code = f"""
+import os
+before = dict(os.environ)
+import srt.errors
+try:
+    srt.Engine({str(tmp_path)!r})
+except srt.errors.SrtError:
+    assert os.environ == before
+"""
+    assert "GOMP_SPINCOUNT=1000 in the environment, before Torch" in run(code).stderr
+
+
+WRITERS = {"update", "setdefault", "pop", "popitem", "clear", "__setitem__", "__delitem__"}
+
+
+def writes_environment(node: ast.AST) -> bool:
+    """Whether a statement or call changes `os.environ` or what lies under it."""
+
+    def is_environ(value: ast.AST) -> bool:
+        return ast.unparse(value) in ("os.environ", "environ")
+
+    if isinstance(node, ast.Subscript):
+        return is_environ(node.value) and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return any(is_environ(target) for target in targets)
+    if isinstance(node, ast.Call):
+        function = node.func
+        if ast.unparse(function) in ("os.putenv", "os.unsetenv", "putenv", "unsetenv"):
+            return True
+        return (
+            isinstance(function, ast.Attribute)
+            and function.attr in WRITERS
+            and is_environ(function.value)
+        )
+    return False
+
+
+@pytest.mark.parametrize(
+    ("code", "writes"),
+    [
+        ("os.environ['A'] = 'b'", True),
+        ("del os.environ['A']", True),
+        ("os.environ |= {}", True),
+        ("os.environ.setdefault('A', 'b')", True),
+        ("os.putenv('A', 'b')", True),
+        ("a = os.environ['A'], os.environ.get('B'), os.environ | {}", False),
+    ],
+)
+def test_writing_is_noticed(code: str, writes: bool) -> None:
+    assert any(map(writes_environment, ast.walk(ast.parse(code)))) is writes
+
+
+def test_nothing_in_srt_writes_the_environment() -> None:
+    files = list(Path(srt.__file__).parent.rglob("*.py"))
+    assert len(files) > 100
+    for file in files:
+        writers = [n for n in ast.walk(ast.parse(file.read_text())) if writes_environment(n)]
+        assert not writers, f"{file}: {ast.unparse(writers[0])}"

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from srt.cli.main import main
+from srt.configs.engine_config import EngineConfig
 from srt.configs.model_config import ModelConfig
 from srt.errors import RequestError
 from srt.managers.tokenizer import encode, load_tokenizer
 from srt.model_executor.model_runner import ModelRunner
-from srt.perplexity.perplexity import compute_perplexity
+from srt.perplexity.sliding_window import compute_perplexity
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import reference_model
 from srt.test.tiny_text_model import TEXT_CONFIG, write_text_model
@@ -35,7 +36,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runner(checkpoint: Path) -> ModelRunner:
     config = ModelConfig.from_pretrained(checkpoint, "float32")
-    return ModelRunner(config, max_running_requests=1, max_total_tokens=600, progress=False)
+    return ModelRunner(
+        config,
+        EngineConfig(checkpoint, max_running_requests=1, max_total_tokens=600, progress=False),
+    )
 
 
 def make_ids(count: int) -> list[int]:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from srt.checkpoint.formats.schemes import SCHEMES
-from srt.cli.quantize import SCHEME_NAMES
 from srt.layers.quantization import fp8_quantization as scheme_module
 from srt.layers.quantization.fp8_quantization import (
     compute_scale,
@@ -187,7 +186,3 @@ def test_per_channel_loses_less_when_channels_differ() -> None:
     assert (per_channel.weight.float() * per_channel.scale - weight)[0].norm() < 0.1 * (
         per_tensor.weight.float() * per_tensor.scale - weight
     )[0].norm()
-
-
-def test_command_line_offers_every_scheme() -> None:
-    assert tuple(SCHEMES) == SCHEME_NAMES

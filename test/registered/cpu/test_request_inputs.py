@@ -276,5 +276,6 @@ def test_log_probabilities_are_the_models_own(engine: Engine, tmp_path: Path) ->
         },
     )
     assert biased.token_ids == (77,)
+    assert plain.logprobs is not None and biased.logprobs is not None
     assert biased.logprobs[0].logprob == dict(plain.logprobs[0].top)[77]
     assert biased.logprobs[0].top == plain.logprobs[0].top

@@ -135,9 +135,8 @@ def test_defaults_of_generation_config(
 ) -> None:
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    defaults = get_sampling_defaults(tmp_path, "model")
+    defaults = get_sampling_defaults(tmp_path)
     assert defaults == DistributionParams(**expected)
-    assert get_sampling_defaults(tmp_path, "greedy") == DistributionParams(temperature=0)
     given = SamplingParams(top_k=7, min_p=0).with_defaults(defaults)
     assert (given.top_k, given.min_p) == (7, 0)
     assert given.temperature == defaults.temperature
@@ -151,10 +150,4 @@ def test_bad_defaults_name_file_and_key(tmp_path: Path, key: str, value: Any) ->
     with pytest.raises(
         CheckpointError, match=rf"has a bad {key}: expected.*generation_config.json"
     ):
-        get_sampling_defaults(tmp_path, "model")
-    assert get_sampling_defaults(tmp_path, "greedy").is_greedy
-
-
-def test_unknown_source_of_defaults(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="sampling_defaults: expected model or greedy"):
-        get_sampling_defaults(tmp_path, "openai")
+        get_sampling_defaults(tmp_path)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from srt import SamplingParams
-from srt.cli.options import add_engine_options, make_engine
+from srt.cli.options import add_engine_options, make_config, make_engine
 from srt.configs.model_config import ModelConfig
 from srt.model_executor.step_graph_runner import StepGraphRunner
 from srt.test.ci_register import register_cpu_ci
@@ -80,7 +80,7 @@ def test_replayed_logits_are_the_eager_ones(
     config = ARCHITECTURES[architecture]
     write_model(tmp_path, fmt, config, make_tensors(config))
     sizes = range(1, REQUESTS + 1)
-    eager = make_runner(tmp_path, record_graphs=False, **options)
+    eager = make_runner(tmp_path, disable_graph=True, **options)
     assert eager.runner.step_graph_runner is None
     recorded = make_runner(tmp_path, **options)
     expected = decode_logits(eager, sizes, steps=3)
@@ -100,7 +100,7 @@ def test_what_cannot_be_recorded_runs_eagerly_and_says_so_once(
 ) -> None:
     config = ARCHITECTURES[architecture]
     write_model(tmp_path, "bf16", config, make_tensors(config))
-    eager = decode_logits(make_runner(tmp_path, dtype, record_graphs=False), range(1, 4), steps=2)
+    eager = decode_logits(make_runner(tmp_path, dtype, disable_graph=True), range(1, 4), steps=2)
     runner = make_runner(tmp_path, dtype)
     with caplog.at_level(logging.INFO, "srt.model_executor.step_graph_runner"):
         for got, logits in zip(decode_logits(runner, range(1, 4), steps=2), eager, strict=True):
@@ -138,7 +138,7 @@ def test_the_engine_records_unless_told_not_to(tmp_path: Path) -> None:
     tokens, recorded = [], []
     for options in ([], ["--disable-graph"]):
         args = parser.parse_args(["--model", str(tmp_path), "--max-total-tokens", "200", *options])
-        with make_engine(args, max_running_requests=10) as engine:
+        with make_engine(args, make_config(args, max_running_requests=10)) as engine:
             outputs = engine.generate(input_ids=prompts, sampling_params=params)
             tokens.append([output.token_ids for output in outputs])
             assert engine._runner is not None

@@ -35,7 +35,7 @@ def srt(
     environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Runs `srt generate`; `redirect` is the shell's."""
-    command = [sys.executable, "-m", "srt.cli.main", "generate", "--model", model, "--quiet"]
+    command = [sys.executable, "-m", "srt", "generate", "--model", model, "--quiet"]
     command += ["--raw", "--max-new-tokens", "2", "--ignore-eos"]
     return subprocess.run(
         ["sh", "-c", f'exec "$@" {redirect}', "sh", *command, *arguments],

@@ -1,0 +1,1 @@
+"""A conversation in the terminal: what `srt chat` runs."""

@@ -36,7 +36,7 @@ LAYOUT_SOURCES = (
     "layers/linear.py",
     "layers/parameter.py",
     "layers/quantization/*.py",
-    "layers/vocab_embedding.py",
+    "layers/vocab_parallel_embedding.py",
     "layers/weight_utils.py",
     "model_loader/mistral_rows.py",
 )

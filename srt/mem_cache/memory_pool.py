@@ -19,7 +19,7 @@ class TokenToKVPool:
 
     Args:
         size: Tokens that can be held.
-        layout: What a token takes.
+        layout: What a token takes, on this rank.
         dtype: Dtype that keys and values are held in: that of activations, or float8_e4m3fn.
         scales: (key scale, value scale) of each layer, by which what is held is multiplied; None
             for ones.

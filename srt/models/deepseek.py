@@ -44,8 +44,11 @@ class LatentAttention(nn.Module):
         hf_config, tp = config.hf_config, config.tensor_parallel
         hidden, bias = config.hidden_size, bool(hf_config.attention_bias)
         heads = config.num_attention_heads
-        self.nope, self.rope = hf_config.qk_nope_head_dim, hf_config.qk_rope_head_dim
-        self.latent, v_head_dim = hf_config.kv_lora_rank, hf_config.v_head_dim
+        nope_dim, rope_dim = hf_config.qk_nope_head_dim, hf_config.qk_rope_head_dim
+        latent_dim, v_head_dim = hf_config.kv_lora_rank, hf_config.v_head_dim
+        # What a head's query and what a token's key are put together from.
+        self.query_parts = (nope_dim, rope_dim)
+        self.key_parts = (latent_dim, rope_dim)
 
         def replicated(name: str, outputs: int) -> ReplicatedLinear:
             return ReplicatedLinear(
@@ -55,7 +58,7 @@ class LatentAttention(nn.Module):
         def queries(name: str, inputs: int) -> ColumnParallelLinear:
             return ColumnParallelLinear(
                 inputs,
-                heads * (self.nope + self.rope),
+                heads * (nope_dim + rope_dim),
                 tp=tp,
                 quant_config=quant_config,
                 prefix=f"{prefix}.{name}",
@@ -69,12 +72,12 @@ class LatentAttention(nn.Module):
             self.q_b_proj = queries("q_b_proj", rank)
         else:
             self.q_proj = queries("q_proj", hidden)
-        self.kv_a_proj_with_mqa = replicated("kv_a_proj_with_mqa", self.latent + self.rope)
-        self.kv_a_layernorm = RMSNorm(self.latent, _LATENT_NORM_EPS, config.dtype)
+        self.kv_a_proj_with_mqa = replicated("kv_a_proj_with_mqa", latent_dim + rope_dim)
+        self.kv_a_layernorm = RMSNorm(latent_dim, _LATENT_NORM_EPS, config.dtype)
         self.kv_b_proj = LatentProjection(
-            self.latent,
+            latent_dim,
             heads,
-            (self.nope, v_head_dim),
+            (nope_dim, v_head_dim),
             tp=tp,
             quant_config=quant_config,
             prefix=f"{prefix}.kv_b_proj",
@@ -87,7 +90,7 @@ class LatentAttention(nn.Module):
             quant_config=quant_config,
             prefix=f"{prefix}.o_proj",
         )
-        self.attn = RadixLatentAttention(self.latent, layer_id, scale=_softmax_scale(config))
+        self.attn = RadixLatentAttention(latent_dim, layer_id, scale=_softmax_scale(config))
 
     def forward(self, x: Tensor, batch: ForwardBatch, rope: RotaryEmbedding) -> Tensor:
         """`[T, hidden_size]` to the same shape in float32; `rope` rotates queries and keys."""
@@ -96,11 +99,10 @@ class LatentAttention(nn.Module):
             q = self.q_b_proj(q_latent, torch.float32)
         else:
             q = self.q_proj(x, torch.float32)
-        q_nope, q_rope = q.view(-1, self.kv_b_proj.num_heads, self.nope + self.rope).split(
-            (self.nope, self.rope), dim=-1
-        )
+        heads = q.view(-1, self.kv_b_proj.num_heads, sum(self.query_parts))
+        q_nope, q_rope = heads.split(self.query_parts, dim=-1)
         kv = self.kv_a_proj_with_mqa(x, torch.float32).unsqueeze(1)
-        latent, k_rope = kv.split((self.latent, self.rope), dim=-1)
+        latent, k_rope = kv.split(self.key_parts, dim=-1)
         q_nope = self.kv_b_proj.absorb(q_nope, x.dtype)
         q_rope, k_rope = rope(batch.positions, q_rope, k_rope)
         query = torch.cat([q_nope, q_rope.to(x.dtype)], dim=-1)

@@ -15,10 +15,9 @@ from srt.bench.workload import Case, Contender, Measurement, OurEngine, measure,
 from srt.cli.main import main
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
+from srt.test.tiny_text_model import FP8
 
 register_cpu_ci(est_time=12, suite="per-commit")
-
-FP8 = {"quant_method": "fp8"}
 
 
 @pytest.fixture(scope="module")

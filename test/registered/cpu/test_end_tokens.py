@@ -15,6 +15,7 @@ from srt.errors import CheckpointError
 from srt.managers.special_tokens import end_token_ids, special_token_texts
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
+from srt.test.tiny_text_model import FP8
 from srt.test.tiny_tokenizer import BOS, EOS, UNK, VOCAB_SIZE, make_tokenizer, write_tokenizer
 
 register_cpu_ci(est_time=12, suite="per-commit")
@@ -118,7 +119,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint whose files disagree about the end: 40, 50, the tokenizer's 2, and 60."""
     directory = tmp_path_factory.mktemp("ends")
     config = TINY_CONFIG | {"vocab_size": VOCAB_SIZE + 8, "eos_token_id": 40}
-    write_checkpoint(directory, config, quantize(make_tensors(config)), {"quant_method": "fp8"})
+    write_checkpoint(directory, config, quantize(make_tensors(config)), FP8)
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [50, 51]}))
     special_tokenizer(TEMPLATES["chatml"][0]).save_pretrained(directory)
     return directory

@@ -12,13 +12,12 @@ from srt.entrypoints.outputs import GenerateOutput
 from srt.errors import CheckpointError, OptionError, RequestError
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import make_tensors, quantize, reference_model, write_checkpoint
-from srt.test.tiny_text_model import TEXT_CONFIG, write_text_model
+from srt.test.tiny_text_model import FP8, TEXT_CONFIG, write_text_model
 from srt.test.tiny_tokenizer import EOS, VOCAB_SIZE, write_tokenizer
 
 register_cpu_ci(est_time=25, suite="per-commit")
 
 CONFIG = TEXT_CONFIG | {"max_position_embeddings": 128}
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 GREEDY = SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
 PROMPTS = ["The capital of France", "x", "naïve 日本語 " * 3, "a b c d e"]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
+from srt.test.tiny_text_model import FP8
 
 register_cpu_ci(est_time=25, suite="per-commit")
 
@@ -64,7 +65,7 @@ if __name__ == "__main__":
 
 def test_safe_ways_and_the_unsafe_one(tmp_path: Path) -> None:
     config = TINY_CONFIG | {"max_position_embeddings": 128}
-    write_checkpoint(tmp_path, config, quantize(make_tensors(config)), {"quant_method": "fp8"})
+    write_checkpoint(tmp_path, config, quantize(make_tensors(config)), FP8)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     result = subprocess.run(

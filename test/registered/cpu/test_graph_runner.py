@@ -18,6 +18,7 @@ from srt.model_executor.cpu_graph_runner import (
 from srt.test.ci_register import register_cpu_ci
 from srt.test.contiguous_runner import ContiguousRunner, DecodeInput, ExtendInput
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
+from srt.test.tiny_text_model import FP8
 
 register_cpu_ci(est_time=40, suite="per-commit")
 
@@ -36,7 +37,7 @@ def runners(tmp_path_factory: pytest.TempPathFactory) -> tuple[ContiguousRunner,
         tmp_path_factory.mktemp("graph"),
         config,
         quantize(make_tensors(config)),
-        {"quant_method": "fp8"},
+        FP8,
     )
     model_config = ModelConfig.from_pretrained(path)
     eager = ContiguousRunner(model_config, max_total_tokens=CACHE_SIZE, disable_graph=True)

@@ -27,11 +27,10 @@ from srt.managers.tokenizer import load_tokenizer
 from srt.model_loader.loader import load_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
+from srt.test.tiny_text_model import FP8
 from srt.test.tiny_tokenizer import write_tokenizer
 
 register_cpu_ci(est_time=30, suite="per-commit")
-
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 
 
 @pytest.fixture(autouse=True)

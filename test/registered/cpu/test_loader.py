@@ -22,10 +22,10 @@ from srt.layers.weight_utils import pack_weight_
 from srt.model_loader.loader import load_model
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
+from srt.test.tiny_text_model import FP8
 
 register_cpu_ci(est_time=25, suite="per-commit")
 
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 UP = "model.layers.1.mlp.up_proj"
 
 

@@ -38,11 +38,11 @@ from srt.test.fp8_formats import FORMATS
 from srt.test.tiny_llama import TINY_CONFIG, make_tensors, quantize, write_checkpoint
 from srt.test.tiny_models import ARCHITECTURES
 from srt.test.tiny_models import make_tensors as make_model_tensors
+from srt.test.tiny_text_model import FP8
 from srt.utils.process_memory import mapped_rss
 
 register_cpu_ci(est_time=9, suite="per-commit")
 
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs a static x86-64 program on the emulated Sapphire Rapids that build.sh made.
+# Runs an x86-64 program, with the shared libraries it needs, on the emulated Sapphire Rapids that build.sh made.
 #
 # usage: run.sh [OPTION...] PROGRAM [ARGUMENT...]
 #
 #   --hide FEATURES     processor features to hide: Bochs' names, separated by commas
-#   --kernel-args ARGS  more arguments for the guest's Linux
+#   --kernel-args ARGS  more arguments for the guest's Linux; may be repeated
 #   --memory MB         (default 1024)
 #   --timeout SECONDS   (default 600)
 #   --disk IMAGE        ext4 image that becomes the root; PROGRAM is then a path in it. Not changed
@@ -32,7 +32,7 @@ while [ $# -gt 0 ]; do
       [ $# -ge 2 ] || die "$1 needs a value" 2
       ;;&
     --hide) hide+=,$2 ;;
-    --kernel-args) kernel_args=$2 ;;
+    --kernel-args) kernel_args+=" $2" ;;
     --memory) memory=$2 ;;
     --timeout) timeout=$2 ;;
     --disk) disk=$(realpath -e "$2") || die "no disk image '$2'; torch_disk.sh makes one" 2 ;;
@@ -70,6 +70,10 @@ if [ -n "$disk" ]; then
 else
   install -m 755 "$1" "$guest/program"
   program=/program
+  # Sanitizers cannot be linked statically. ldd names no library of a static program, and fails.
+  while read -r library; do
+    install -D -m 755 "$library" "$guest$library"
+  done < <(ldd "$1" 2>/dev/null | sed -n 's,^[^/]*\(/[^ ]*\) (0x.*,\1,p')
 fi
 printf '%s\0' "$program" "${@:2}" >"$guest/arguments"
 printf '%s\0' "${environment[@]}" >"$guest/environment"
@@ -77,10 +81,11 @@ printf '%s\0' "${environment[@]}" >"$guest/environment"
 cp "$cache/vmlinuz" "$work/iso/boot/vmlinuz"
 
 # The guest's clock runs with the count of instructions, so nothing may be calibrated against it.
+# AddressSanitizer's shadow has a fixed place, which random addresses may take (norandmaps).
 cat >"$work/iso/boot/grub/grub.cfg" <<CFG
 set timeout=0
 menuentry emulator {
-  linux /boot/vmlinuz console=ttyS0 quiet loglevel=4 nokaslr mitigations=off tsc=reliable lpj=1000000 no_timer_check cryptomgr.notests random.trust_cpu=on 8250.nr_uarts=2 $kernel_args
+  linux /boot/vmlinuz console=ttyS0 quiet loglevel=4 nokaslr norandmaps mitigations=off tsc=reliable lpj=1000000 no_timer_check cryptomgr.notests random.trust_cpu=on 8250.nr_uarts=2 $kernel_args
   initrd /boot/initrd.gz
 }
 CFG

@@ -65,12 +65,20 @@ static void apply_arguments(int argc, char** argv) {
 // sgl_kernel_tests TIER         on one of them
 // sgl_kernel_tests TIER TEST    only the tests with TEST in their name
 // --best                        fails unless TIER is the one that this machine chooses by itself
+// --list-tiers                  runs no test: those that this machine runs, as a list of CMake's
 int main(int argc, char** argv) {
+  const bool lists = argc == 2 && std::strcmp(argv[1], "--list-tiers") == 0;
   try {
-    apply_arguments(argc, argv);
+    apply_arguments(lists ? 1 : argc, argv);
   } catch (const std::runtime_error& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 2;
+  }
+  if (lists) {
+    std::string names;
+    for (const std::string& tier : tiers()) names += (names.empty() ? "" : ";") + tier;
+    std::printf("%s\n", names.c_str());
+    return 0;
   }
   for (const std::string& tier : tiers()) std::printf("tier %s\n", tier.c_str());
 

@@ -1,5 +1,5 @@
-#include "attention/attention_block.h"
-#include "attention/decode_tile.h"
+#include "attention/direct_tile.h"
+#include "attention/online_softmax.h"
 #include "dispatch/kernel_list.h"
 #include "simd/fp_env.h"
 

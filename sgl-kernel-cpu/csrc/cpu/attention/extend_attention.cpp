@@ -1,4 +1,4 @@
-#include "attention/attention_block.h"
+#include "attention/online_softmax.h"
 #include "dispatch/kernel_list.h"
 #include "simd/fp_env.h"
 

@@ -8,7 +8,7 @@
 #include "attention/attention.h"
 #include "gemm/gemm.h"
 #include "transformer/activation.h"
-#include "transformer/heads.h"
+#include "transformer/qk_norm_rope_store.h"
 #include "transformer/norm.h"
 
 // X(name, result, parameters). Ranges of tasks are

@@ -2,7 +2,7 @@
 // extend_attention.cpp and decode_attention.cpp share. Compiled once per tier.
 #pragma once
 
-#include "attention/attention_rows.h"
+#include "attention/query_rows.h"
 
 namespace sgl_kernel {
 namespace SGL_TIER {

@@ -1,4 +1,4 @@
-#include "transformer/heads.h"
+#include "transformer/qk_norm_rope_store.h"
 
 #include "dispatch/kernel_list.h"
 #include "simd/fp_env.h"

@@ -1,5 +1,5 @@
 // Decode of few rows of queries: keys and values are converted in registers instead of in panels.
-// Sums run in the same order, so the results are those of attention_tile.h bit for bit. Compiled
+// Sums run in the same order, so the results are those of packed_tile.h bit for bit. Compiled
 // once per tier.
 //
 // rows[i] + offset is a key's (or value's) row; behind the last one the array goes on with rows

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention/attention.h"
-#include "attention/attention_tile.h"
+#include "attention/packed_tile.h"
 #include "simd/row_convert.h"
 
 namespace sgl_kernel {

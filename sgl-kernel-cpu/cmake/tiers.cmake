@@ -2,7 +2,8 @@
 
 set(SGL_TIER_SOURCES csrc/cpu/gemm/gemm_bf16.cpp csrc/cpu/gemm/gemm_fp8.cpp csrc/cpu/gemm/gemm_fp16.cpp csrc/cpu/runtime/machine_limits.cpp
                      csrc/cpu/transformer/activation.cpp csrc/cpu/attention/decode_attention.cpp csrc/cpu/attention/extend_attention.cpp
-                     csrc/cpu/transformer/qk_norm_rope_store.cpp csrc/cpu/transformer/norm.cpp)
+                     csrc/cpu/transformer/norm.cpp csrc/cpu/transformer/qk_norm_rope_store.cpp
+                     csrc/cpu/transformer/routing.cpp)
 
 set(SGL_FLAGS_scalar "")
 set(SGL_FLAGS_neon "")

@@ -84,7 +84,7 @@ class Problem {
 
   void extend(const std::string& tier) {
     const AttentionArgs a = args();
-    GuardedBuffer<float> scratch(attention_scratch(a));
+    GuardedBuffer<char> scratch(scratch_bytes<AttentionScratch>(a));
     for (int64_t r = kRequests - 1; r >= 0; --r) {
       for (int64_t b = 0; b < a.query_blocks(r); ++b) {
         for (int64_t h = 0; h < a.num_kv_heads; ++h) {
@@ -94,34 +94,34 @@ class Problem {
     }
   }
 
-  // In `chunks` ranges of tasks, as that many threads would, and in as many turns as turn_bytes
+  // In `chunks` ranges of splits, as that many threads would, and in as many waves as the workspace
   // makes. Returns how many.
-  int decode(const std::string& tier, int64_t chunks, int64_t turn_bytes = kTurnBytes) {
+  int decode(const std::string& tier, int64_t chunks, int64_t workspace_bytes) {
     AttentionArgs a = args();
-    a.turn_bytes = turn_bytes;
-    GuardedBuffer<float> scratch(attention_scratch(a));
+    a.workspace_bytes = workspace_bytes;
+    GuardedBuffer<char> scratch(scratch_bytes<AttentionScratch>(a));
     std::vector<int64_t> begins(kRequests + 1, 0);
     for (int64_t r = 0; r < kRequests; ++r) {
       begins[static_cast<size_t>(r + 1)] =
           begins[static_cast<size_t>(r)] + a.num_kv_heads * a.key_blocks(r);
     }
-    GuardedBuffer<float> memory(decode_plan_floats(a, begins.back()));
+    GuardedBuffer<char> workspace(split_workspace_bytes(a, begins.back()));
     DecodePlan plan;
-    plan.task_begins = begins.data();
-    start_turns(a, memory.data(), &plan);
-    int turns = 0;
+    plan.split_begins = begins.data();
+    first_wave(a, workspace.data(), &plan);
+    int waves = 0;
     do {
-      ++turns;
-      const int64_t first = plan.first_task, tasks = plan.end_task - first;
+      ++waves;
+      const int64_t first = plan.first_split, splits = plan.end_split - first;
       for (int64_t i = 0; i < chunks; ++i) {
         kernels_of(tier).decode_attention(
-            a, plan, {first + tasks * i / chunks, first + tasks * (i + 1) / chunks},
+            a, plan, {first + splits * i / chunks, first + splits * (i + 1) / chunks},
             scratch.data());
       }
       const int64_t pairs = (plan.end_request - plan.first_request) * a.num_kv_heads;
-      kernels_of(tier).merge_attention(a, plan, {0, pairs}, scratch.data());
-    } while (next_turn(a, &plan));
-    return turns;
+      kernels_of(tier).combine_splits(a, plan, {0, pairs}, scratch.data());
+    } while (next_wave(a, &plan));
+    return waves;
   }
 
   void check(const std::string& tier, const char* what) {
@@ -145,7 +145,7 @@ class Problem {
   AttentionArgs::Cache side(const GuardedBuffer<cache_t>& buffer, int64_t width, float scale) {
     AttentionArgs::Cache cache;
     cache.data = buffer.data();
-    cache.type = dtype_of<cache_t>;
+    cache.dtype = dtype_of<cache_t>;
     cache.slot_stride = case_.kv_heads * width;
     cache.head_stride = width;
     cache.scale = scale;
@@ -224,6 +224,11 @@ const Case kCases[] = {
     {8, 1, 36, 80, 0, 2.f, true},
 };
 
+// Blocks that both requests of a step skip because their window begins behind them.
+int64_t first_blocks(const AttentionArgs& args) {
+  return args.first_block(0) + args.first_block(1);
+}
+
 template <typename act_t, typename cache_t>
 void check_case(const std::string& tier, const Case& c) {
   Problem<act_t, cache_t> prefill(c, {65, 131}, {65, 9});
@@ -235,17 +240,23 @@ void check_case(const std::string& tier, const Case& c) {
   step.check(tier, "extend by one");
   std::vector<float> extended;
   for (int64_t i = 0; i < step.out().size(); ++i) extended.push_back(to_float(step.out()[i]));
-  // In one turn, a block of keys at a time, and two blocks.
+  // In one wave, a block of keys at a time, and two blocks.
   const int64_t block_bytes = c.kv_heads * partial_floats(step.args()) * 4;
-  for (const int64_t turn_bytes : {kTurnBytes, int64_t{1}, 2 * block_bytes}) {
+  const int64_t blocks = 1 + 3 - (c.window > 0 ? first_blocks(step.args()) : 0);
+  const struct {
+    int64_t bytes;
+    int64_t waves;
+  } workspaces[] = {{kSplitWorkspaceBytes, 1}, {1, blocks}, {2 * block_bytes, div_up(blocks, 2)}};
+  for (const auto& workspace : workspaces) {
     for (const int64_t chunks : {1, 2, 3, 7}) {
       step.clear();
-      const int turns = step.decode(tier, chunks, turn_bytes);
-      CHECK(turn_bytes == 1 ? turns > 1 : turn_bytes < kTurnBytes || turns == 1, "%d turns", turns);
+      const int waves = step.decode(tier, chunks, workspace.bytes);
+      CHECK(waves == workspace.waves, "%d waves of %ld bytes, expected %ld", waves,
+            (long)workspace.bytes, (long)workspace.waves);
       for (int64_t i = 0; i < step.out().size(); ++i) {
         CHECK(to_float(step.out()[i]) == extended[static_cast<size_t>(i)],
-              "%s: decode in %d turns of %ld ranges differs from extend at %ld", tier.c_str(),
-              turns, (long)chunks, (long)i);
+              "%s: decode in %d waves of %ld ranges differs from extend at %ld", tier.c_str(),
+              waves, (long)chunks, (long)i);
       }
     }
   }
@@ -264,12 +275,12 @@ TEST(attention_matches_the_double_reference) {
   }
 }
 
-TEST(turns_carry_totals_and_pass_padding) {
-  // Blocks of keys of the requests, 0 for padding, and blocks a turn.
+TEST(waves_carry_accumulators_and_pass_padding) {
+  // Blocks of keys of the requests, 0 for padding, and blocks a wave.
   const struct {
     std::vector<int64_t> blocks;
-    int64_t turn;
-    std::vector<std::vector<int64_t>> requests;  // of each turn: first and end
+    int64_t wave_blocks;
+    std::vector<std::vector<int64_t>> requests;  // of each wave: first and end
   } cases[] = {
       {{1, 2, 1}, 8, {{0, 3}}},
       {{0, 0}, 2, {{0, 2}}},
@@ -285,29 +296,29 @@ TEST(turns_carry_totals_and_pass_padding) {
     args.num_heads = 6;
     args.num_kv_heads = 3;
     args.head_dim = args.v_head_dim = 32;
-    args.turn_bytes = c.turn * 3 * partial_floats(args) * 4;
+    args.workspace_bytes = c.wave_blocks * 3 * partial_floats(args) * 4;
     std::vector<int64_t> begins = {0};
     for (const int64_t blocks : c.blocks) begins.push_back(begins.back() + 3 * blocks);
     DecodePlan plan;
-    plan.task_begins = begins.data();
-    std::vector<float> memory(static_cast<size_t>(decode_plan_floats(args, begins.back())));
-    start_turns(args, memory.data(), &plan);
+    plan.split_begins = begins.data();
+    GuardedBuffer<char> workspace(split_workspace_bytes(args, begins.back()));
+    first_wave(args, workspace.data(), &plan);
     int64_t done = 0;
-    size_t turn = 0;
+    size_t wave = 0;
     const float* written = nullptr;
     do {
-      CHECK(turn < c.requests.size() && plan.first_request == c.requests[turn][0] &&
-                plan.end_request == c.requests[turn][1],
-            "turn %zu: requests %ld to %ld", turn, (long)plan.first_request,
+      CHECK(wave < c.requests.size() && plan.first_request == c.requests[wave][0] &&
+                plan.end_request == c.requests[wave][1],
+            "wave %zu: requests %ld to %ld", wave, (long)plan.first_request,
             (long)plan.end_request);
-      CHECK(plan.first_task == done && plan.end_task - done <= 3 * c.turn, "turn %zu: its tasks",
-            turn);
-      CHECK(turn == 0 || plan.carried == written, "turn %zu: totals of the turn before", turn);
-      done = plan.end_task;
+      CHECK(plan.first_split == done && plan.end_split - done <= 3 * c.wave_blocks,
+            "wave %zu: its splits", wave);
+      CHECK(wave == 0 || plan.carried == written, "wave %zu: what the wave before carried", wave);
+      done = plan.end_split;
       written = plan.to_carry;
-      ++turn;
-    } while (next_turn(args, &plan) && turn < 10);
-    CHECK(done == begins.back() && turn == c.requests.size(), "%zu turns", turn);
+      ++wave;
+    } while (next_wave(args, &plan) && wave < 10);
+    CHECK(done == begins.back() && wave == c.requests.size(), "%zu waves", wave);
   }
 }
 
@@ -323,11 +334,41 @@ TEST(attention_scratch_is_bounded) {
     args.num_kv_heads = c.kv_heads;
     args.head_dim = c.k;
     args.v_head_dim = c.v;
-    CHECK(attention_scratch(args) * 4 < int64_t{64} << 20, "%ld heads of %ld: %ld floats",
-          (long)c.heads, (long)c.k, (long)attention_scratch(args));
-    // All tasks of a long context, but for a block of all heads.
-    const int64_t block = 3 * c.kv_heads * partial_floats(args) * 4;
-    CHECK(decode_plan_floats(args, int64_t{1} << 50) * 4 <= kTurnBytes + block, "%ld heads",
-          (long)c.heads);
+    const int64_t bytes = scratch_bytes<AttentionScratch>(args);
+    CHECK(bytes < int64_t{64} << 20, "%ld heads of %ld: %ld bytes", (long)c.heads, (long)c.k,
+          (long)bytes);
+    // All splits of a long context, but for a block of all heads and what two waves carry.
+    const int64_t block = 3 * c.kv_heads * partial_floats(args) * 4 + 6 * kScratchAlignment;
+    CHECK(split_workspace_bytes(args, int64_t{1} << 50) <= kSplitWorkspaceBytes + block,
+          "%ld heads", (long)c.heads);
   }
+}
+
+// Without bytes between them, the arrays are as long as they have to be, and where they are said to
+// be.
+TEST(a_scratch_layout_counts_what_it_hands_out) {
+  AttentionArgs args;
+  args.num_heads = 6;
+  args.num_kv_heads = 2;
+  args.head_dim = 17;
+  args.v_head_dim = 33;
+  GuardedBuffer<char> memory(scratch_bytes<AttentionScratch>(args));
+  ScratchLayout layout(memory.data());
+  const AttentionScratch scratch(args, &layout);
+  CHECK(layout.bytes() == memory.size(), "%ld bytes, counted %ld", (long)layout.bytes(),
+        (long)memory.size());
+  const char* const places[] = {
+      reinterpret_cast<const char*>(scratch.scores), reinterpret_cast<const char*>(scratch.k_panel),
+      reinterpret_cast<const char*>(scratch.v_panel), reinterpret_cast<const char*>(scratch.q),
+      reinterpret_cast<const char*>(scratch.accumulator)};
+  const int64_t floats[] = {kKeyBlock * kQueryTile, kKeyBlock * 32, kKeyBlock * 64,
+                            kQueryBlock * 32};
+  CHECK(places[0] == memory.data(), "the first array begins elsewhere");
+  for (int i = 0; i < 4; ++i) {
+    CHECK(places[i + 1] - places[i] >= floats[i] * 4 &&
+              places[i + 1] - places[i] <= floats[i] * 4 + 2 * kScratchAlignment,
+          "array %d takes %ld bytes", i, (long)(places[i + 1] - places[i]));
+  }
+  const char* end = reinterpret_cast<const char*>(scratch.staged + kKeyBlock * 64);
+  CHECK(end <= memory.data() + memory.size(), "the last array ends outside");
 }

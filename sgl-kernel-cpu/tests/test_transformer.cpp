@@ -56,7 +56,7 @@ void check_norm(const std::string& tier, int64_t n, bool add) {
   args.weight = weight.data();
   args.out = out.data();
   args.out_dtype = dtype_of<out_t>;
-  GuardedBuffer<float> scratch(rms_norm_scratch(args));
+  GuardedBuffer<char> scratch(scratch_bytes<RmsNormScratch>(args));
   kernels_of(tier).rms_norm(args, {0, kRows}, scratch.data());
   for (int64_t r = 0; r < kRows; ++r) {
     std::vector<float> x(static_cast<size_t>(n));
@@ -137,10 +137,10 @@ void check_heads(const std::string& tier, int64_t head_dim, int64_t rotary_dim, 
   args.tokens = kTokens;
   args.group_count = 1;
   args.eps = 1e-6f;
-  args.positions = positions;
-  args.cos_sin = angles.data();
-  args.cos_sin_stride = args.rotary_dim = rotary_dim;
-  args.is_neox = is_neox;
+  args.rotary.positions = positions;
+  args.rotary.cos_sin = angles.data();
+  args.rotary.cos_sin_stride = args.rotary.rotary_dim = rotary_dim;
+  args.rotary.is_neox = is_neox;
   HeadGroup& group = args.groups[0];
   group.heads = kHeads;
   group.head_dim = head_dim;
@@ -156,9 +156,9 @@ void check_heads(const std::string& tier, int64_t head_dim, int64_t rotary_dim, 
   group.dst_scale = kScale;
   group.weight = weight.data();
   group.rotate = true;
-  GuardedBuffer<float> scratch(heads_scratch(args));
-  kernels_of(tier).heads(args, {0, 1}, scratch.data());
-  kernels_of(tier).heads(args, {1, kTokens}, scratch.data());
+  GuardedBuffer<char> scratch(scratch_bytes<HeadsScratch>(args));
+  kernels_of(tier).qk_norm_rope_store(args, {0, 1}, scratch.data());
+  kernels_of(tier).qk_norm_rope_store(args, {1, kTokens}, scratch.data());
 
   const int64_t half = rotary_dim / 2;
   for (int64_t t = 0; t < kTokens; ++t) {

@@ -1,28 +1,36 @@
-// Causal attention of grouped heads over a paged KV cache, for prefill and decode.
+// Causal attention of grouped heads over a paged KV cache, for prefill (extend) and decode.
 //
-// Keys are taken in blocks of kKeyBlock at fixed places of the sequence. A block gives every query
-// row three things: its largest score, the sum of e^(score - largest), and the sum of values so
-// weighted. Blocks are merged in the order of the sequence. Nothing of this depends on which other
-// rows, requests or threads there are, so a token's output has the same bits in a prefill of any
+// Softmax is computed online, as in FlashAttention: keys come in blocks of kKeyBlock at fixed
+// places of the sequence. A block gives every query row its row maximum, its row sum, which is the
+// sum of e^(score - maximum), and an accumulator, which is the sum of the values so weighted.
+// Blocks are combined in the order of the sequence. Nothing of this depends on which other rows,
+// requests or threads there are, so a token's output has the same bits in a prefill of any
 // chunking, in a decode step, alone or in a batch.
+//
+// A query row is one token and one query head. The rows that share a head of keys (grouped-query
+// attention) are computed together, so that a key or value is loaded once for all of them.
 #pragma once
 
-#include "gemm/gemm.h"
+#include "runtime/scratch.h"
 #include "simd/dtype.h"
 #include "simd/int_math.h"
 
 namespace sgl_kernel {
 
+// The keys of a block (FlashAttention's Bc), the query rows that share the panels of a block (Br),
+// and those of them whose scores are in scratch at a time, a query tile. With heads of 128 elements
+// the panels of keys and values are 2 * 64 * 128 * 4 = 64 KiB and stay in the second-level cache
+// while 192 rows use them; the scores of a tile are 64 * 48 * 4 = 12 KiB and stay in the first.
 constexpr int64_t kKeyBlock = 64;
-constexpr int64_t kQueryRows = 192;  // rows (tokens times heads of a group) that share a block
-constexpr int64_t kRowGroup = 48;    // and those that are computed together
+constexpr int64_t kQueryBlock = 192;
+constexpr int64_t kQueryTile = 48;
 
 // What bounds the scratch: the longest head; the most elements of queries that a head of keys
 // serves; floats of queries that a decode step holds, if they are of more than one head of keys.
 constexpr int64_t kMostAttentionDim = 16384;
 constexpr int64_t kMostGroupElements = int64_t{1} << 20;
 constexpr int64_t kHeldQueryFloats = int64_t{1} << 20;
-constexpr int64_t kTurnBytes = int64_t{64} << 20;
+constexpr int64_t kSplitWorkspaceBytes = int64_t{64} << 20;  // of a decode step, see split_kv.h
 
 struct AttentionArgs {
   int64_t requests = 0;
@@ -44,15 +52,16 @@ struct AttentionArgs {
   // [slots, num_kv_heads, head_dim or v_head_dim]; what is stored is multiplied by the scale.
   struct Cache {
     const void* data = nullptr;
-    DType type = DType::f32;
+    DType dtype = DType::f32;
     int64_t slot_stride = 0;
     int64_t head_stride = 0;
     float scale = 1.f;
-    // New tokens' rows [tokens, num_kv_heads, ...] where they are not to be taken from the cache.
-    const void* fresh = nullptr;
-    DType fresh_dtype = DType::f32;
-    int64_t fresh_token_stride = 0;
-    int64_t fresh_head_stride = 0;
+    // The rows of the tokens that extend the sequence, [tokens, num_kv_heads, ...], where they are
+    // not to be taken from the cache; else null.
+    const void* extend = nullptr;
+    DType extend_dtype = DType::f32;
+    int64_t extend_token_stride = 0;
+    int64_t extend_head_stride = 0;
   };
   Cache k;
   Cache v;
@@ -72,15 +81,15 @@ struct AttentionArgs {
   const void* sinks = nullptr;  // [num_heads] scores that take weight and add no value, or null
   DType sinks_dtype = DType::f32;
 
-  int64_t turn_bytes = kTurnBytes;  // of partial results of a decode step, see DecodePlan
+  int64_t workspace_bytes = kSplitWorkspaceBytes;  // of the partial results of a decode step
 
   int64_t group() const { return num_heads / num_kv_heads; }
   int64_t padded_k() const { return round_up(head_dim, 16); }
   int64_t padded_v() const { return round_up(v_head_dim, 32); }
-  int64_t tokens_a_block() const { return max_i64(1, kQueryRows / group()); }
+  int64_t tokens_a_block() const { return max_i64(1, kQueryBlock / group()); }
   // Most rows that are computed at once, and those whose queries are held: of a decode step, in
   // panels of their own, those of held_heads() heads of keys, which are usually all.
-  int64_t block_rows() const { return max_i64(kQueryRows, round_up(group(), 16)); }
+  int64_t block_rows() const { return max_i64(kQueryBlock, round_up(group(), 16)); }
   int64_t held_heads() const {
     const int64_t floats = round_up(group(), 16) * padded_k();
     return min_i64(num_kv_heads, max_i64(1, kHeldQueryFloats / floats));
@@ -104,12 +113,41 @@ struct AttentionArgs {
   }
 };
 
-// Floats of scratch that a thread needs; below 64 MiB.
-SGL_INLINE int64_t attention_scratch(const AttentionArgs& args) {
-  const int64_t k = args.padded_k(), v = args.padded_v();
-  return args.query_panel_rows() * k + args.block_rows() * (v + 8) +
-         kKeyBlock * (k + v + max_i64(k, v) + kRowGroup);
-}
+// Keys [begin, end), counted from the first one of the sequence or of a block.
+struct KeyRange {
+  int64_t begin;
+  int64_t end;
+};
+
+// What a thread needs besides its arguments; below 64 MiB.
+struct AttentionScratch {
+  float* scores;         // [kKeyBlock, kQueryTile] of a query tile, then their softmax weights
+  float* k_panel;        // [kKeyBlock, padded_k]
+  float* v_panel;        // [padded_v / kTileCols][kKeyBlock][kTileCols]
+  float* q;              // panels of pack_queries, or [rows, head_dim] of a decode step
+  float* accumulator;    // [rows, padded_v], of all blocks so far
+  float* running_max;    // [rows] the largest score of all blocks so far
+  float* running_sum;    // [rows] the sum of e^(score - running_max)
+  int64_t* first_keys;   // [rows] what a row sees: keys from here
+  int64_t* end_keys;     // [rows] to here
+  const void** queries;  // [rows] where they are
+  float* staged;         // [kKeyBlock, max(padded_k, padded_v)]
+
+  SGL_MEMBER AttentionScratch(const AttentionArgs& args, ScratchLayout* layout) {
+    const int64_t rows = args.block_rows(), k = args.padded_k(), v = args.padded_v();
+    scores = layout->take<float>(kKeyBlock * kQueryTile);
+    k_panel = layout->take<float>(kKeyBlock * k);
+    v_panel = layout->take<float>(kKeyBlock * v);
+    q = layout->take<float>(args.query_panel_rows() * k);
+    accumulator = layout->take<float>(rows * v);
+    running_max = layout->take<float>(rows);
+    running_sum = layout->take<float>(rows);
+    first_keys = layout->take<int64_t>(rows);
+    end_keys = layout->take<int64_t>(rows);
+    queries = layout->take<const void*>(rows);
+    staged = layout->take<float>(kKeyBlock * max_i64(k, v));
+  }
+};
 
 // Prefill: a task is a block of queries of one request and one head of keys.
 struct ExtendTask {
@@ -117,46 +155,5 @@ struct ExtendTask {
   int64_t kv_head;
   int64_t block;  // of queries
 };
-
-// Decode, one new token a request: tasks are (request, block of keys, kv head), in this order,
-// which reads the cache as it lies; request r begins at task_begins[r], task_begins[requests] is
-// their number. Each leaves a partial result of partial_floats(args), and merging those of a
-// request and kv head gives its output.
-//
-// Long contexts go by in turns, so that partial results take bounded memory. A turn does tasks
-// [first_task, end_task), multiples of the kv heads, and merges what they have left for requests
-// [first_request, end_request). Totals of a request that is not over are carried to the next turn.
-struct DecodePlan {
-  const int64_t* task_begins = nullptr;
-  float* partials = nullptr;  // of the turn's tasks
-  int64_t first_task = 0;
-  int64_t end_task = 0;
-  int64_t first_request = 0;
-  int64_t end_request = 0;
-  float* carried = nullptr;   // [num_kv_heads] totals of first_request, where it goes on
-  float* to_carry = nullptr;  // the same of the last request, where it goes on
-};
-
-SGL_INLINE int64_t partial_floats(const AttentionArgs& args) {
-  return args.group() * (args.padded_v() + 2);
-}
-
-// Tasks that go by in a turn: as many as leave turn_bytes of partial results, or one block.
-SGL_INLINE int64_t decode_turn_tasks(const AttentionArgs& args) {
-  const int64_t block = args.num_kv_heads * partial_floats(args) * 4;
-  return args.num_kv_heads * max_i64(1, args.turn_bytes / block);
-}
-
-// Floats for the partial results of `tasks` tasks in all, then two totals to carry.
-SGL_INLINE int64_t decode_plan_floats(const AttentionArgs& args, int64_t tasks) {
-  const int64_t turn = min_i64(tasks, decode_turn_tasks(args));
-  return (turn + 2 * args.num_kv_heads) * partial_floats(args);
-}
-
-// The first turn, of work whose tasks begin where plan->task_begins says, in memory of
-// decode_plan_floats().
-void start_turns(const AttentionArgs& args, float* memory, DecodePlan* plan);
-// The turn after it; false if there is none.
-bool next_turn(const AttentionArgs& args, DecodePlan* plan);
 
 }  // namespace sgl_kernel

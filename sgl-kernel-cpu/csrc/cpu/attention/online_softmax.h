@@ -1,5 +1,6 @@
-// A block of keys times groups of rows of queries: weights, their sums, weighted values. What
-// extend_attention.cpp and decode_attention.cpp share. Compiled once per tier.
+// A block of keys times the query tiles of a task: scores, softmax weights, weighted values, and
+// how they join what the blocks before have left (online softmax). What extend_attention.cpp and
+// decode_attention.cpp share. Compiled once per tier.
 #pragma once
 
 #include "attention/query_rows.h"
@@ -7,13 +8,8 @@
 namespace sgl_kernel {
 namespace SGL_TIER {
 
-// The keys of a block that a row sees, as [begin, end) inside the block; begin and end rise with
-// the row.
-struct Visible {
-  int64_t begin;
-  int64_t end;
-};
-SGL_INLINE Visible visible_keys(const Rows& rows, Keys keys, int64_t r) {
+// The keys of a block that a row sees, counted inside the block; begin and end rise with the row.
+SGL_INLINE KeyRange visible_keys(const QueryRows& rows, KeyBlock keys, int64_t r) {
   const int64_t end = min_i64(keys.count, max_i64(0, rows.end_keys[r] - keys.begin));
   return {min_i64(end, max_i64(0, rows.first_keys[r] - keys.begin)), end};
 }
@@ -24,34 +20,34 @@ SGL_INLINE Vec cap_scores(Vec x, Vec cap, Vec double_inverse_cap) {
   return mul(cap, sub(set1(1.f), div(set1(2.f), add(e, set1(1.f)))));
 }
 
-// 0 where a largest score is minus infinity: with nothing above it all weights are to be 0, not
-// NaN.
-SGL_INLINE Vec shift_of(Vec largest) {
-  return select_less(largest, set1(bits_float(0xFF7FFFFFu)), zero(), largest);
+// What is subtracted from scores before exp: their maximum, or 0 where that is minus infinity. With
+// nothing above minus infinity all weights are to be 0, not NaN.
+SGL_INLINE Vec softmax_shift(Vec row_max) {
+  return select_less(row_max, set1(bits_float(0xFF7FFFFFu)), zero(), row_max);
 }
 
-// A block's rows of queries [first, first + count), count <= kRowGroup: what they see of it, and
-// the results besides the weighted values.
-struct RowGroup {
+// A block's query rows [first, first + count), count <= kQueryTile: what they see of it, and the
+// results besides the weighted values.
+struct QueryTile {
   int64_t first;
   int64_t count;
-  bool whole;  // all rows see all keys
-  alignas(64) int32_t begin[kRowGroup];
-  alignas(64) int32_t end[kRowGroup];
-  alignas(64) float largest[kRowGroup];
-  alignas(64) float sum[kRowGroup];
+  bool unmasked;  // all rows see all keys
+  alignas(64) int32_t begin[kQueryTile];
+  alignas(64) int32_t end[kQueryTile];
+  alignas(64) float row_max[kQueryTile];
+  alignas(64) float row_sum[kQueryTile];
 
   SGL_MEMBER int64_t vecs() const { return div_up(count, kLanes); }
 
   // False if none of them sees any key.
-  SGL_MEMBER bool look(const Rows& rows, Keys keys) {
-    const Visible top = visible_keys(rows, keys, first);
-    const Visible bottom = visible_keys(rows, keys, first + count - 1);
+  SGL_MEMBER bool find_visible(const QueryRows& rows, KeyBlock keys) {
+    const KeyRange top = visible_keys(rows, keys, first);
+    const KeyRange bottom = visible_keys(rows, keys, first + count - 1);
     if (bottom.end == 0 || top.begin == keys.count) return false;
-    whole = bottom.begin == 0 && top.end == kKeyBlock;
-    if (whole) return true;
-    for (int64_t r = 0; r < kRowGroup; ++r) {
-      const Visible visible = r < count ? visible_keys(rows, keys, first + r) : Visible{0, 0};
+    unmasked = bottom.begin == 0 && top.end == kKeyBlock;
+    if (unmasked) return true;
+    for (int64_t r = 0; r < kQueryTile; ++r) {
+      const KeyRange visible = r < count ? visible_keys(rows, keys, first + r) : KeyRange{0, 0};
       begin[r] = static_cast<int32_t>(visible.begin);
       end[r] = static_cast<int32_t>(visible.end);
     }
@@ -59,121 +55,125 @@ struct RowGroup {
   }
 };
 
-// Scores that a row does not see become minus infinity, in keys [from, to).
+// Caps the scores of keys [from, to). Those that a row does not see become minus infinity.
 static inline void mask_scores(const AttentionArgs& args, int64_t from, int64_t to, float* scores,
-                               RowGroup* group) {
+                               QueryTile* tile) {
   const Vec cap = set1(args.logit_cap), double_inverse_cap = set1(2.f / args.logit_cap);
   const Vec none = set1(minus_infinity());
-  float begins[kRowGroup], ends[kRowGroup];
-  for (int64_t r = 0; r < kRowGroup; ++r) {
-    begins[r] = group->whole ? 0.f : static_cast<float>(group->begin[r]);
-    ends[r] = group->whole ? static_cast<float>(kKeyBlock) : static_cast<float>(group->end[r]);
+  float begins[kQueryTile], ends[kQueryTile];
+  for (int64_t r = 0; r < kQueryTile; ++r) {
+    begins[r] = tile->unmasked ? 0.f : static_cast<float>(tile->begin[r]);
+    ends[r] = tile->unmasked ? static_cast<float>(kKeyBlock) : static_cast<float>(tile->end[r]);
   }
-  for (int64_t v = 0; v < group->vecs(); ++v) {
+  for (int64_t v = 0; v < tile->vecs(); ++v) {
     const Vec begin = load(begins + v * kLanes), end = load(ends + v * kLanes);
-    Vec greatest = none;
+    Vec largest = none;
     for (int64_t k = from; k < to; ++k) {
-      float* p = scores + k * kRowGroup + v * kLanes;
+      float* p = scores + k * kQueryTile + v * kLanes;
       const Vec key = set1(static_cast<float>(k));
       Vec x = load(p);
       if (args.logit_cap > 0) x = cap_scores(x, cap, double_inverse_cap);
       x = select_less(key, begin, none, select_less(key, end, x, none));
       store(p, x);
-      greatest = max(greatest, x);
+      largest = max(largest, x);
     }
-    store(group->largest + v * kLanes, greatest);
+    store(tile->row_max + v * kLanes, largest);
   }
 }
 
-// Scores of keys [from, to), multiples of kLanes, to weights e^(score - largest) and their sums: a
-// chain for each key modulo kLanes, then what reduce_add does.
-static inline void softmax_scores(int64_t from, int64_t to, float* scores, RowGroup* group) {
-  for (int64_t v = 0; v < group->vecs(); ++v) {
-    const Vec shift = shift_of(load(group->largest + v * kLanes));
+// Scores of keys [from, to), multiples of kLanes, to weights e^(score - row_max) and their sums. A
+// row has an accumulator for each key modulo kLanes, and these are then added as reduce_add adds
+// lanes: so the sum has the bits of softmax_row, whose keys stand in the lanes.
+static inline void softmax_scores(int64_t from, int64_t to, float* scores, QueryTile* tile) {
+  for (int64_t v = 0; v < tile->vecs(); ++v) {
+    const Vec shift = softmax_shift(load(tile->row_max + v * kLanes));
     Vec sums[kLanes];
     for (int i = 0; i < kLanes; ++i) {
       Vec sum = zero();
       for (int64_t k = from + i; k < to; k += kLanes) {
-        float* p = scores + k * kRowGroup + v * kLanes;
+        float* p = scores + k * kQueryTile + v * kLanes;
         const Vec e = exp_of_negative(sub(load(p), shift));
         store(p, e);
         sum = add(sum, e);
       }
       sums[i] = sum;
     }
-    store(group->sum + v * kLanes, add_lanes(sums));
+    store(tile->row_sum + v * kLanes, add_lanes(sums));
   }
 }
 
-// Merges a block's largest scores and sums into the rows' so far; gives the factors by which totals
-// and the block's values are multiplied.
-static inline void merge_sums(const RowGroup& group, const Rows& rows, float* keep, float* take) {
-  for (int64_t v = 0; v < group.vecs(); ++v) {
-    float* const total_largest = rows.total_largest + group.first + v * kLanes;
-    float* const total_sum = rows.total_sum + group.first + v * kLanes;
-    const Vec before = load(total_largest), largest = load(group.largest + v * kLanes);
-    const Vec m = select_less(before, largest, largest, before);
-    const Vec shift = shift_of(m);
+// Joins a block's maxima and sums to the running ones; gives the factors by which accumulators and
+// the block's values are multiplied.
+static inline void update_running(const QueryTile& tile, const QueryRows& rows,
+                                  float* accumulator_scale, float* block_scale) {
+  for (int64_t v = 0; v < tile.vecs(); ++v) {
+    float* const running_max = rows.running_max + tile.first + v * kLanes;
+    float* const running_sum = rows.running_sum + tile.first + v * kLanes;
+    const Vec before = load(running_max), row_max = load(tile.row_max + v * kLanes);
+    const Vec m = select_less(before, row_max, row_max, before);
+    const Vec shift = softmax_shift(m);
     const Vec kept = exp_of_negative(sub(before, shift));
-    const Vec taken = exp_of_negative(sub(largest, shift));
-    store(keep + v * kLanes, kept);
-    store(take + v * kLanes, taken);
-    store(total_sum, fma(load(total_sum), kept, mul(load(group.sum + v * kLanes), taken)));
-    store(total_largest, m);
+    const Vec taken = exp_of_negative(sub(row_max, shift));
+    store(accumulator_scale + v * kLanes, kept);
+    store(block_scale + v * kLanes, taken);
+    store(running_sum, fma(load(running_sum), kept, mul(load(tile.row_sum + v * kLanes), taken)));
+    store(running_max, m);
   }
 }
 
-static inline void multiply_values(const Rows& rows, const RowGroup& group, Factors factors,
+// The tile's weights times the block's values, into rows of `out`, padded_v floats apart.
+static inline void multiply_values(const QueryRows& rows, const QueryTile& tile, Rescale rescale,
                                    float* out, int64_t padded_v) {
-  for (int64_t r = 0; r < group.count; r += kTileRows) {
-    const int64_t count = min_i64(kTileRows, group.count - r);
-    const Factors tile =
-        factors.keep == nullptr ? factors : Factors{factors.keep + r, factors.take + r};
+  for (int64_t r = 0; r < tile.count; r += kTileRows) {
+    const int64_t count = min_i64(kTileRows, tile.count - r);
+    const Rescale of_rows = rescale.accumulator_scale == nullptr
+                                ? rescale
+                                : Rescale{rescale.accumulator_scale + r, rescale.block_scale + r};
     for (int64_t c = 0; c < padded_v; c += kTileCols) {
-      const float* values = rows.v_panel + c * kKeyBlock;
-      float* to = out + r * padded_v + c;
-      if (group.whole || (group.begin[r] == group.begin[r + count - 1] &&
-                          group.end[r] == group.end[r + count - 1])) {
-        const int64_t begin = group.whole ? 0 : group.begin[r];
-        const int64_t end = group.whole ? kKeyBlock : group.end[r];
-        if (begin == end && tile.keep != nullptr) continue;
-        value_tile_rows<kTileRows>(count, rows.scores + begin * kRowGroup + r,
-                                   values + begin * kTileCols, end - begin, tile, to, padded_v);
+      const PvOperands operands = {rows.scores + r, rows.v_panel + c * kKeyBlock, of_rows,
+                                   out + r * padded_v + c, padded_v};
+      if (tile.unmasked ||
+          (tile.begin[r] == tile.begin[r + count - 1] && tile.end[r] == tile.end[r + count - 1])) {
+        const int64_t begin = tile.unmasked ? 0 : tile.begin[r];
+        const int64_t end = tile.unmasked ? kKeyBlock : tile.end[r];
+        if (begin == end && of_rows.accumulator_scale != nullptr) continue;
+        pv_product<kTileRows>(count, operands, begin, end);
       } else {
-        value_edge_tile(rows.scores + r, values, group.begin + r, group.end + r, count, tile, to,
-                        padded_v);
+        pv_masked_tile(operands, tile.begin + r, tile.end + r, count);
       }
     }
   }
 }
 
-// A block of keys, whose panels are loaded, to weights of a group of rows, their largest scores
-// and sums.
-static inline void weigh_keys(const AttentionArgs& args, const Rows& rows, RowGroup* group) {
+// A block of keys, whose panels are packed, to the softmax weights of a query tile, its row maxima
+// and row sums.
+static inline void qk_softmax(const AttentionArgs& args, const QueryRows& rows, QueryTile* tile) {
   int64_t from = 0, to = kKeyBlock;
-  if (!group->whole) {
-    from = group->begin[0];
-    to = group->end[group->count - 1];
+  if (!tile->unmasked) {
+    from = tile->begin[0];
+    to = tile->end[tile->count - 1];
   }
-  for (int64_t v = 0; v < group->vecs(); ++v) {
-    store(group->largest + v * kLanes, set1(minus_infinity()));
+  for (int64_t v = 0; v < tile->vecs(); ++v) {
+    store(tile->row_max + v * kLanes, set1(minus_infinity()));
   }
-  for (int64_t column = 0; column < group->count; column += kScoreCols) {
-    score_keys<kScoreVecs>(min_i64(kScoreVecs, group->vecs() - column / kLanes), rows.k_panel,
-                           args.padded_k(), from / kScoreKeys * kScoreKeys,
-                           round_up(to, kScoreKeys),
-                           rows.q + (group->first + column) * args.head_dim, args.head_dim,
-                           args.scale, rows.scores + column, group->largest + column);
+  for (int64_t column = 0; column < tile->count; column += kScoreCols) {
+    const QkOperands operands = {rows.k_panel, args.padded_k(),
+                                 rows.q + (tile->first + column) * args.head_dim, args.head_dim,
+                                 args.scale};
+    qk_product<kScoreVecs>(min_i64(kScoreVecs, tile->vecs() - column / kLanes), operands,
+                           from / kScoreKeys * kScoreKeys, round_up(to, kScoreKeys),
+                           rows.scores + column, tile->row_max + column);
   }
   from = from / kLanes * kLanes;
   to = round_up(to, kLanes);
-  if (!group->whole || args.logit_cap > 0) mask_scores(args, from, to, rows.scores, group);
-  softmax_scores(from, to, rows.scores, group);
+  if (!tile->unmasked || args.logit_cap > 0) mask_scores(args, from, to, rows.scores, tile);
+  softmax_scores(from, to, rows.scores, tile);
 }
 
-// A request's only new token, all rows of which are given: adds up its totals as a decode step
-// does, with the bits of panels. False, and nothing done, where keys have to go through panels.
-bool attend_token(const AttentionArgs& args, const Rows& rows);
+// A request's only new token, all rows of which are given: brings its accumulators to the end of
+// the sequence as a decode step does, with the bits of panels. False, and nothing done, where keys
+// have to go through panels.
+bool attend_single_token(const AttentionArgs& args, const QueryRows& rows);
 
 }  // namespace SGL_TIER
 }  // namespace sgl_kernel

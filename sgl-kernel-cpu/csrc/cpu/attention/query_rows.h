@@ -1,5 +1,5 @@
-// Rows of queries, the keys and values that they see, and their totals: what attention loads and
-// stores. Compiled once per tier.
+// The query rows of a task: where their queries, keys and values are, what they see, how they are
+// packed into panels, and how their accumulators become outputs. Compiled once per tier.
 #pragma once
 
 #include "attention/attention.h"
@@ -9,63 +9,34 @@
 namespace sgl_kernel {
 namespace SGL_TIER {
 
-// Rows of queries that see the same keys' head: tokens [first_token, ...) of a request, each with
-// all heads of a group, and what is known about them.
-struct Rows {
+// Query rows that see the same head of keys: tokens [first_token, ...) of a request, each with all
+// query heads of the group, and the scratch in which they are computed.
+struct QueryRows : AttentionScratch {
   int64_t request = 0;
   int64_t kv_head = 0;
   int64_t first_token = 0;
   int64_t count = 0;  // tokens times group
 
-  int64_t* first_keys;   // [count] what a row sees: keys from here
-  int64_t* end_keys;     // [count] to here
-  const void** queries;  // [count] where they are
-  float* q;              // panels of transpose_queries, or [count, head_dim] of a decode step
-  float* scores;         // [kKeyBlock, kRowGroup] of a group of rows, then their weights
-  float* total;          // [count, padded_v]: of all blocks so far
-  float* total_largest;
-  float* total_sum;
-  float* k_panel;  // [kKeyBlock, padded_k]
-  float* v_panel;  // [padded_v / kTileCols][kKeyBlock][kTileCols]
-  float* staged;   // [kKeyBlock, max(head_dim, v_head_dim)]
-
-  SGL_MEMBER Rows(const AttentionArgs& args, float* scratch) {
-    const int64_t rows = args.block_rows(), padded = args.padded_v(), depth = args.padded_k();
-    const auto take = [&scratch](int64_t floats) {
-      float* p = scratch;
-      scratch += floats;
-      return p;
-    };
-    scores = take(kKeyBlock * kRowGroup);
-    k_panel = take(kKeyBlock * depth);
-    v_panel = take(kKeyBlock * padded);
-    q = take(args.query_panel_rows() * depth);
-    total = take(rows * padded);
-    total_largest = take(rows);
-    total_sum = take(rows);
-    first_keys = reinterpret_cast<int64_t*>(take(2 * rows));
-    end_keys = reinterpret_cast<int64_t*>(take(2 * rows));
-    queries = reinterpret_cast<const void**>(take(2 * rows));
-    staged = take(kKeyBlock * max_i64(depth, padded));
-  }
+  SGL_MEMBER QueryRows(const AttentionArgs& args, ScratchLayout layout)
+      : AttentionScratch(args, &layout) {}
 };
 
-// Keys [begin, begin + count) of a request.
-struct Keys {
+// Keys [begin, begin + count) of a request: a block, of which the sequence's last may be shorter.
+struct KeyBlock {
   int64_t begin;
   int64_t count;
 };
 
-SGL_INLINE Keys keys_of_block(int64_t block, int64_t end) {
-  return {block * kKeyBlock, min_i64(kKeyBlock, end - block * kKeyBlock)};
+SGL_INLINE KeyBlock key_block(int64_t index, int64_t end) {
+  return {index * kKeyBlock, min_i64(kKeyBlock, end - index * kKeyBlock)};
 }
 
 SGL_INLINE float minus_infinity() {
   return bits_float(0xFF800000u);
 }
 
-// Notes where the rows of queries are and what they see.
-static inline void find_queries(const AttentionArgs& args, const Rows& rows) {
+// Notes where the queries are and what they see.
+static inline void find_queries(const AttentionArgs& args, const QueryRows& rows) {
   const int64_t group = args.group();
   const int64_t prefix = args.seq_lens[rows.request] - args.extend_lens[rows.request];
   for (int64_t r = 0, inside = rows.first_token; r < rows.count; ++inside) {
@@ -80,137 +51,155 @@ static inline void find_queries(const AttentionArgs& args, const Rows& rows) {
   }
 }
 
+// Queries as f32 panels, a query tile after the other.
 template <typename T>
-static inline void load_queries_of(const AttentionArgs& args, const Rows& rows) {
+static inline void pack_query_rows_of(const AttentionArgs& args, const QueryRows& rows) {
   find_queries(args, rows);
-  for (int64_t first = 0; first < rows.count; first += kRowGroup) {
-    transpose_queries<T>(rows.queries + first, min_i64(kRowGroup, rows.count - first),
-                         args.head_dim, rows.q + first * args.head_dim);
+  for (int64_t first = 0; first < rows.count; first += kQueryTile) {
+    pack_queries<T>(rows.queries + first, min_i64(kQueryTile, rows.count - first), args.head_dim,
+                    rows.q + first * args.head_dim);
   }
 }
 
-static inline void load_queries(const AttentionArgs& args, const Rows& rows) {
+static inline void pack_query_rows(const AttentionArgs& args, const QueryRows& rows) {
   switch (args.q_dtype) {
     case DType::f32:
-      return load_queries_of<float>(args, rows);
+      return pack_query_rows_of<float>(args, rows);
     case DType::bf16:
-      return load_queries_of<bf16_t>(args, rows);
+      return pack_query_rows_of<bf16_t>(args, rows);
     case DType::fp16:
-      return load_queries_of<fp16_t>(args, rows);
+      return pack_query_rows_of<fp16_t>(args, rows);
     case DType::e4m3:
-      return load_queries_of<e4m3_t>(args, rows);
+      return pack_query_rows_of<e4m3_t>(args, rows);
   }
 }
 
+// One side of the cache, keys or values, and a head of it.
+struct CachedHead {
+  const AttentionArgs::Cache& cache;
+  int64_t request;
+  int64_t kv_head;
+};
+
 template <typename index_t>
-static inline void find_cached(const AttentionArgs& args, const AttentionArgs::Cache& cache,
-                               int64_t request, int64_t kv_head, Keys keys, const void** found) {
+static inline void find_slots(const AttentionArgs& args, CachedHead head, KeyBlock keys,
+                              const void** found) {
+  const AttentionArgs::Cache& cache = head.cache;
   const index_t* slots = static_cast<const index_t*>(args.req_to_token) +
-                         args.req_pool_indices[request] * args.req_stride + keys.begin;
-  const char* base =
-      static_cast<const char*>(element_at(cache.data, cache.type, kv_head * cache.head_stride));
-  const int64_t bytes = cache.slot_stride * dtype_bytes(cache.type);
+                         args.req_pool_indices[head.request] * args.req_stride + keys.begin;
+  const char* base = static_cast<const char*>(
+      element_at(cache.data, cache.dtype, head.kv_head * cache.head_stride));
+  const int64_t bytes = cache.slot_stride * dtype_bytes(cache.dtype);
   for (int64_t i = 0; i < keys.count; ++i) found[i] = base + slots[i] * bytes;
 }
 
-// Where the cached rows of keys (or values) are.
-SGL_INLINE void find_cached_rows(const AttentionArgs& args, const AttentionArgs::Cache& cache,
-                                 int64_t request, int64_t kv_head, Keys keys, const void** found) {
-  args.wide_slots ? find_cached<int64_t>(args, cache, request, kv_head, keys, found)
-                  : find_cached<int32_t>(args, cache, request, kv_head, keys, found);
+// Where the rows of a block's keys (or values) are in the cache.
+SGL_INLINE void find_cached_rows(const AttentionArgs& args, CachedHead head, KeyBlock keys,
+                                 const void** found) {
+  args.wide_slots ? find_slots<int64_t>(args, head, keys, found)
+                  : find_slots<int32_t>(args, head, keys, found);
 }
 
-// The same where new tokens' rows are not to be taken from the cache: a block that has any goes
-// through f32 rows in `staged`.
-static inline DType find_rows(const AttentionArgs& args, const AttentionArgs::Cache& cache,
-                              const Rows& rows, Keys keys, int64_t width, const void** found,
-                              float* scale) {
+// Rows of a block and what they are: of the cache, or staged as f32.
+struct FoundRows {
+  const void* rows[kKeyBlock];
+  DType dtype;
+  float scale;
+};
+
+// The same where the rows of the tokens that extend the sequence are not to be taken from the
+// cache: a block that has any of them goes through f32 rows in `staged`, its cached rows too.
+static inline void find_rows(const AttentionArgs& args, const AttentionArgs::Cache& cache,
+                             const QueryRows& rows, KeyBlock keys, int64_t width,
+                             FoundRows* found) {
   const int64_t prefix = args.seq_lens[rows.request] - args.extend_lens[rows.request];
   const int64_t cached =
-      cache.fresh == nullptr ? keys.count : min_i64(keys.count, max_i64(0, prefix - keys.begin));
-  *scale = cache.scale;
-  find_cached_rows(args, cache, rows.request, rows.kv_head, {keys.begin, cached}, found);
-  if (cached == keys.count) return cache.type;
+      cache.extend == nullptr ? keys.count : min_i64(keys.count, max_i64(0, prefix - keys.begin));
+  find_cached_rows(args, {cache, rows.request, rows.kv_head}, {keys.begin, cached}, found->rows);
+  found->dtype = cache.dtype;
+  found->scale = cache.scale;
+  if (cached == keys.count) return;
   const Vec factor = set1(cache.scale);
   for (int64_t i = 0; i < keys.count; ++i) {
     float* row = rows.staged + i * width;
     if (i < cached) {
-      load_row(found[i], cache.type, width, row);
+      load_row(found->rows[i], cache.dtype, width, row);
       for (int64_t d = 0; d < width; d += kLanes) {
         const int64_t n = min_i64(kLanes, width - d);
         store_first(row + d, mul(load_first(row + d, n), factor), n);
       }
     } else {
       const int64_t at = args.extend_starts[rows.request] + keys.begin + i - prefix;
-      load_row(element_at(cache.fresh, cache.fresh_dtype,
-                          at * cache.fresh_token_stride + rows.kv_head * cache.fresh_head_stride),
-               cache.fresh_dtype, width, row);
+      load_row(element_at(cache.extend, cache.extend_dtype,
+                          at * cache.extend_token_stride + rows.kv_head * cache.extend_head_stride),
+               cache.extend_dtype, width, row);
     }
-    found[i] = row;
+    found->rows[i] = row;
   }
-  *scale = 1.f;
-  return DType::f32;
+  found->dtype = DType::f32;
+  found->scale = 1.f;
 }
 
-// Keys (or values) of a block as f32, times the cache's scale.
-static inline void load_panel(const AttentionArgs& args, const AttentionArgs::Cache& cache,
-                              const Rows& rows, Keys keys, int64_t width, int64_t padded,
-                              int64_t part, float* panel) {
-  const void* found[kKeyBlock];
-  float scale;
-  switch (find_rows(args, cache, rows, keys, width, found, &scale)) {
+// Keys (or values) of a block as an f32 panel, times the cache's scale.
+static inline void pack_side(const AttentionArgs& args, const AttentionArgs::Cache& cache,
+                             const QueryRows& rows, KeyBlock keys, PanelShape shape, float* panel) {
+  FoundRows found;
+  find_rows(args, cache, rows, keys, shape.columns, &found);
+  const PackedRows packed = {found.rows, keys.count, found.scale};
+  switch (found.dtype) {
     case DType::f32:
-      return copy_panel<float>(found, keys.count, width, padded, part, scale, panel);
+      return pack_panel<float>(packed, shape, panel);
     case DType::bf16:
-      return copy_panel<bf16_t>(found, keys.count, width, padded, part, scale, panel);
+      return pack_panel<bf16_t>(packed, shape, panel);
     case DType::fp16:
-      return copy_panel<fp16_t>(found, keys.count, width, padded, part, scale, panel);
+      return pack_panel<fp16_t>(packed, shape, panel);
     case DType::e4m3:
-      return copy_panel<e4m3_t>(found, keys.count, width, padded, part, scale, panel);
+      return pack_panel<e4m3_t>(packed, shape, panel);
   }
 }
 
-static inline void load_panels(const AttentionArgs& args, const Rows& rows, Keys keys) {
-  load_panel(args, args.k, rows, keys, args.head_dim, args.padded_k(), args.padded_k(),
-             rows.k_panel);
-  load_panel(args, args.v, rows, keys, args.v_head_dim, args.padded_v(), kTileCols, rows.v_panel);
+static inline void pack_block(const AttentionArgs& args, const QueryRows& rows, KeyBlock keys) {
+  pack_side(args, args.k, rows, keys, {args.head_dim, args.padded_k(), args.padded_k()},
+            rows.k_panel);
+  pack_side(args, args.v, rows, keys, {args.v_head_dim, args.padded_v(), kTileCols}, rows.v_panel);
 }
 
-static inline void start_totals(const AttentionArgs& args, const Rows& rows) {
+static inline void clear_accumulators(const AttentionArgs& args, const QueryRows& rows) {
   for (int64_t r = 0; r < round_up(rows.count, kLanes); ++r) {
-    rows.total_largest[r] = minus_infinity();
-    rows.total_sum[r] = 0.f;
+    rows.running_max[r] = minus_infinity();
+    rows.running_sum[r] = 0.f;
   }
-  memset(rows.total, 0, static_cast<size_t>(rows.count * args.padded_v()) * sizeof(float));
+  memset(rows.accumulator, 0, static_cast<size_t>(rows.count * args.padded_v()) * sizeof(float));
 }
 
-// total * weight to an output row of n elements.
+// accumulator * factor to an output row of n elements.
 template <typename T>
-static inline void store_total(const float* total, float weight, int64_t n, T* out) {
-  const Vec factor = set1(weight);
+static inline void store_scaled(const float* accumulator, float factor, int64_t n, T* out) {
+  const Vec f = set1(factor);
   int64_t c = 0;
-  for (; c + kLanes <= n; c += kLanes) store_out(out + c, mul(load(total + c), factor));
-  if (c < n) store_first(out + c, mul(load(total + c), factor), n - c);
+  for (; c + kLanes <= n; c += kLanes) store_out(out + c, mul(load(accumulator + c), f));
+  if (c < n) store_first(out + c, mul(load(accumulator + c), f), n - c);
 }
 
-static inline void store_total(const float* total, float weight, int64_t n, DType type, void* out) {
-  switch (type) {
+static inline void store_scaled(const float* accumulator, float factor, int64_t n, DType dtype,
+                                void* out) {
+  switch (dtype) {
     case DType::f32:
-      return store_total(total, weight, n, static_cast<float*>(out));
+      return store_scaled(accumulator, factor, n, static_cast<float*>(out));
     case DType::bf16:
-      return store_total(total, weight, n, static_cast<bf16_t*>(out));
+      return store_scaled(accumulator, factor, n, static_cast<bf16_t*>(out));
     case DType::fp16:
-      return store_total(total, weight, n, static_cast<fp16_t*>(out));
+      return store_scaled(accumulator, factor, n, static_cast<fp16_t*>(out));
     case DType::e4m3: {
       uint8_t* codes = static_cast<uint8_t*>(out);
-      for (int64_t i = 0; i < n; ++i) codes[i] = e4m3_code(total[i] * weight);
+      for (int64_t i = 0; i < n; ++i) codes[i] = e4m3_code(accumulator[i] * factor);
       return;
     }
   }
 }
 
-// Totals to outputs: the sink joins the sum, and the weights are divided by it.
-static inline void store_outputs(const AttentionArgs& args, const Rows& rows) {
+// Accumulators to outputs: the sink joins the sum, and the accumulators are divided by it.
+static inline void store_outputs(const AttentionArgs& args, const QueryRows& rows) {
   const int64_t group = args.group(), padded = args.padded_v();
   // Padding sees nothing and gives zeros.
   const bool empty = args.seq_lens[rows.request] == 0;
@@ -218,19 +207,19 @@ static inline void store_outputs(const AttentionArgs& args, const Rows& rows) {
                rows.kv_head * group * args.out_head_stride;
   for (int64_t r = 0; r < rows.count; at += args.out_token_stride) {
     for (int64_t head = 0; head < group; ++head, ++r) {
-      float factor = 1.f, sum = rows.total_sum[r];
+      float factor = 1.f, sum = rows.running_sum[r];
       if (args.sinks != nullptr) {
         const int64_t at_sink = rows.kv_head * group + head;
         const float sink = load_element(args.sinks, args.sinks_dtype, at_sink);
-        const float before = rows.total_largest[r];
+        const float before = rows.running_max[r];
         const float m = sink > before ? sink : before;
         const float shift = m == minus_infinity() ? 0.f : m;
         factor = exp_scalar(before - shift);
         sum = sum * factor + exp_scalar(sink - shift);
       }
-      store_total(rows.total + r * padded, empty ? 0.f : factor / sum, args.v_head_dim,
-                  args.out_dtype,
-                  element_at(args.out, args.out_dtype, at + head * args.out_head_stride));
+      store_scaled(rows.accumulator + r * padded, empty ? 0.f : factor / sum, args.v_head_dim,
+                   args.out_dtype,
+                   element_at(args.out, args.out_dtype, at + head * args.out_head_stride));
     }
   }
 }

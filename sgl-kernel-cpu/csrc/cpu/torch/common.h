@@ -34,8 +34,8 @@ void* thread_buffer(int64_t bytes) {
 }
 
 struct RowScratch;
-inline float* row_scratch(int64_t floats) {
-  return static_cast<float*>(thread_buffer<RowScratch>(floats * 4));
+inline void* row_scratch(int64_t bytes) {
+  return thread_buffer<RowScratch>(bytes);
 }
 
 inline DType to_dtype(ScalarType dtype) {

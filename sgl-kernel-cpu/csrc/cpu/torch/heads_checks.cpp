@@ -17,8 +17,8 @@ void check_rows(const Checker& check, const Tensor& t, const char* argument) {
 }
 
 void run_heads(const HeadsArgs& args, const std::vector<SharedIndices>& indices) {
-  const auto kernel = kernel_table(active_tier()).heads;
-  const int64_t floats = heads_scratch(args);
+  const auto kernel = kernel_table(active_tier()).qk_norm_rope_store;
+  const int64_t bytes = scratch_bytes<HeadsScratch>(args);
   int64_t elements = 0;
   for (int64_t g = 0; g < args.group_count; ++g) {
     elements += args.groups[g].heads * args.groups[g].head_dim;
@@ -29,7 +29,7 @@ void run_heads(const HeadsArgs& args, const std::vector<SharedIndices>& indices)
         for (const SharedIndices& checked : indices) checked->refresh();
         return tokens;
       },
-      [kernel, args, floats](TaskRange tokens) { kernel(args, tokens, row_scratch(floats)); });
+      [kernel, args, bytes](TaskRange tokens) { kernel(args, tokens, row_scratch(bytes)); });
 }
 
 HeadGroup heads_of(const Checker& check, const Tensor& t, const char* argument, int64_t head_dim,
@@ -67,17 +67,17 @@ HeadGroup heads_of(const Checker& check, const Tensor& t, const char* argument, 
 
 void set_rotation(const Checker& check, const Tensor& cos_sin_cache, int64_t head_dim, bool is_neox,
                   const Indices& positions, HeadsArgs* args) {
-  args->positions = positions.data();
-  args->cos_sin = cos_sin_cache.const_data_ptr();
-  args->cos_sin_dtype = to_dtype(cos_sin_cache.scalar_type());
-  args->cos_sin_stride = cos_sin_cache.stride(0);
-  args->rotary_dim = cos_sin_cache.size(1);
-  args->is_neox = is_neox;
-  if (args->rotary_dim % 2 != 0 || args->rotary_dim > head_dim) {
+  args->rotary.positions = positions.data();
+  args->rotary.cos_sin = cos_sin_cache.const_data_ptr();
+  args->rotary.cos_sin_dtype = to_dtype(cos_sin_cache.scalar_type());
+  args->rotary.cos_sin_stride = cos_sin_cache.stride(0);
+  args->rotary.rotary_dim = cos_sin_cache.size(1);
+  args->rotary.is_neox = is_neox;
+  if (args->rotary.rotary_dim % 2 != 0 || args->rotary.rotary_dim > head_dim) {
     check.fail(
         "cos_sin_cache",
         "an even rotary_dim of at most head_dim, " + std::to_string(head_dim) + ", in dimension 1",
-        args->rotary_dim);
+        args->rotary.rotary_dim);
   }
 }
 

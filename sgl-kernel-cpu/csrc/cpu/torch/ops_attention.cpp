@@ -14,11 +14,11 @@
 namespace sgl_kernel {
 namespace {
 
-struct AttentionScratch;
-struct AttentionPartials;
+struct AttentionMemory;
+struct AttentionWorkspace;
 
-float* attention_memory(const AttentionArgs& args) {
-  return static_cast<float*>(thread_buffer<AttentionScratch>(attention_scratch(args) * 4));
+void* attention_memory(const AttentionArgs& args) {
+  return thread_buffer<AttentionMemory>(scratch_bytes<AttentionScratch>(args));
 }
 
 // Requests of one call: where their tokens are.
@@ -38,24 +38,24 @@ void set_cache_side(const Checker& check, const Tensor& cache, const char* argum
   check.size(cache, argument, 1, num_kv_heads, "heads of k_cache");
   check.unit_last_stride(cache, argument);
   side->data = cache.const_data_ptr();
-  side->type = to_dtype(cache.scalar_type());
+  side->dtype = to_dtype(cache.scalar_type());
   side->slot_stride = cache.stride(0);
   side->head_stride = cache.stride(1);
   side->scale = check.number(scale, scale_argument, NumberRange::positive);
 }
 
-void set_fresh_side(const Checker& check, const Tensor& t, const char* argument, int64_t tokens,
-                    int64_t heads, int64_t head_dim, AttentionArgs::Cache* side) {
+void set_extend_side(const Checker& check, const Tensor& t, const char* argument, int64_t tokens,
+                     int64_t heads, int64_t head_dim, AttentionArgs::Cache* side) {
   check_float_dtype(check, t, argument);
   check.rank(t, argument, 3, "[T, heads, head_dim]");
   check.size(t, argument, 0, tokens, "T of the queries");
   check.size(t, argument, 1, heads, "heads of the cache");
   check.size(t, argument, 2, head_dim, "head_dim of the cache");
   check.unit_last_stride(t, argument);
-  side->fresh = t.const_data_ptr();
-  side->fresh_dtype = to_dtype(t.scalar_type());
-  side->fresh_token_stride = t.stride(0);
-  side->fresh_head_stride = t.stride(1);
+  side->extend = t.const_data_ptr();
+  side->extend_dtype = to_dtype(t.scalar_type());
+  side->extend_token_stride = t.stride(0);
+  side->extend_head_stride = t.stride(1);
 }
 
 // What all three ops share but queries and output.
@@ -166,7 +166,7 @@ void check_requests(const Checker& check, const Batch& batch, const AttentionArg
     if (length == 0) continue;
     const int64_t row = args.req_pool_indices[r] * args.req_stride;
     const int64_t begin = args.first_key(r, 0);
-    const int64_t end = args.seq_lens[r] - (args.k.fresh == nullptr ? 0 : length);
+    const int64_t end = args.seq_lens[r] - (args.k.extend == nullptr ? 0 : length);
     if (args.wide_slots) {
       check_slots(check, static_cast<const int64_t*>(args.req_to_token) + row, begin, end,
                   batch.slots, r);
@@ -234,20 +234,20 @@ struct DecodeStep {
   Batch batch;
   AttentionArgs args;
   DecodePlan plan;
-  std::vector<int64_t> task_begins;
+  std::vector<int64_t> split_begins;
 
-  int64_t turn_tasks() const { return plan.end_task - plan.first_task; }
-  int64_t turn_pairs() const { return (plan.end_request - plan.first_request) * args.num_kv_heads; }
+  int64_t wave_size() const { return plan.end_split - plan.first_split; }
+  int64_t wave_pairs() const { return (plan.end_request - plan.first_request) * args.num_kv_heads; }
 
   // Cuts the work by the lengths as they are now. Partial results lie in memory of this thread.
   void make_plan() {
-    task_begins.assign(static_cast<size_t>(args.requests + 1), 0);
+    split_begins.assign(static_cast<size_t>(args.requests + 1), 0);
     for (int64_t r = 0; r < args.requests; ++r) {
-      task_begins[r + 1] = task_begins[r] + args.num_kv_heads * args.key_blocks(r);
+      split_begins[r + 1] = split_begins[r] + args.num_kv_heads * args.key_blocks(r);
     }
-    plan.task_begins = task_begins.data();
-    const int64_t floats = decode_plan_floats(args, task_begins.back());
-    start_turns(args, static_cast<float*>(thread_buffer<AttentionPartials>(floats * 4)), &plan);
+    plan.split_begins = split_begins.data();
+    const int64_t bytes = split_workspace_bytes(args, split_begins.back());
+    first_wave(args, thread_buffer<AttentionWorkspace>(bytes), &plan);
   }
 
   // What a graph does before it runs the step again.
@@ -267,31 +267,31 @@ void run_decode(const std::shared_ptr<DecodeStep>& step) {
   const int64_t task_work = kKeyBlock * (args.head_dim + args.v_head_dim) * (args.group() + 8);
   const int64_t grain = max_i64(1, kMinAttentionWork / task_work);
   const auto decode = [kernels, step](TaskRange tasks) {
-    const int64_t first = step->plan.first_task;
+    const int64_t first = step->plan.first_split;
     kernels->decode_attention(step->args, step->plan, {first + tasks.begin, first + tasks.end},
                               attention_memory(step->args));
   };
   const int64_t pair_work =
-      partial_floats(args) * max_i64(1, step->turn_tasks() / max_i64(1, step->turn_pairs()));
+      partial_floats(args) * max_i64(1, step->wave_size() / max_i64(1, step->wave_pairs()));
   const int64_t pair_grain = max_i64(1, kMinAttentionWork / pair_work);
-  const auto merge = [kernels, step](TaskRange pairs) {
-    kernels->merge_attention(step->args, step->plan, pairs, attention_memory(step->args));
+  const auto combine = [kernels, step](TaskRange pairs) {
+    kernels->combine_splits(step->args, step->plan, pairs, attention_memory(step->args));
   };
   if (recording().graph != nullptr) {
     const auto refresh = [step] {
       step->refresh();
-      return step->turn_tasks();
+      return step->wave_size();
     };
     const auto again = [step] {
-      return next_turn(step->args, &step->plan) ? step->turn_tasks() : -1;
+      return next_wave(step->args, &step->plan) ? step->wave_size() : -1;
     };
     record_step({refresh, grain, decode, {}});
-    record_step({[step] { return step->turn_pairs(); }, pair_grain, merge, {}, again});
+    record_step({[step] { return step->wave_pairs(); }, pair_grain, combine, {}, again});
   }
   do {
-    run_tasks(step->turn_tasks(), grain, decode);
-    run_tasks(step->turn_pairs(), pair_grain, merge);
-  } while (next_turn(args, &step->plan));
+    run_tasks(step->wave_size(), grain, decode);
+    run_tasks(step->wave_pairs(), pair_grain, combine);
+  } while (next_wave(args, &step->plan));
 }
 
 void run_extend(const AttentionArgs& args) {
@@ -401,9 +401,10 @@ void extend_attention_cpu(const Tensor& q_extend, const std::optional<Tensor>& k
     check.fail("k_extend, v_extend", "both or none", "one of them");
   }
   if (k_extend.has_value()) {
-    set_fresh_side(check, *k_extend, "k_extend", tokens, args.num_kv_heads, args.head_dim, &args.k);
-    set_fresh_side(check, *v_extend, "v_extend", tokens, args.num_kv_heads, args.v_head_dim,
-                   &args.v);
+    set_extend_side(check, *k_extend, "k_extend", tokens, args.num_kv_heads, args.head_dim,
+                    &args.k);
+    set_extend_side(check, *v_extend, "v_extend", tokens, args.num_kv_heads, args.v_head_dim,
+                    &args.v);
   }
   check.dense_cpu(seq_lens, "seq_lens");
   check.rank(seq_lens, "seq_lens", 1, "[requests]");

@@ -21,9 +21,9 @@ const KernelTable& kernels() {
 
 void run_rms_norm(const RmsNormArgs& args) {
   const auto kernel = kernels().rms_norm;
-  const int64_t floats = rms_norm_scratch(args);
+  const int64_t bytes = scratch_bytes<RmsNormScratch>(args);
   run_step(args.rows, row_grain(args.columns),
-           [kernel, args, floats](TaskRange rows) { kernel(args, rows, row_scratch(floats)); });
+           [kernel, args, bytes](TaskRange rows) { kernel(args, rows, row_scratch(bytes)); });
 }
 
 // Rows of a slab: of the input, of the output, and of the residual if there is one.
@@ -238,9 +238,9 @@ std::tuple<Tensor, Tensor> topk_softmax_cpu(const Tensor& hidden_states,
   args.weights = static_cast<float*>(weights.mutable_data_ptr());
   args.ids = static_cast<int32_t*>(ids.mutable_data_ptr());
   const auto kernel = kernels().topk_softmax;
-  const int64_t floats = topk_softmax_scratch(args);
+  const int64_t bytes = scratch_bytes<TopkSoftmaxScratch>(args);
   run_step(args.rows, row_grain(args.experts * (4 + topk)),
-           [kernel, args, floats](TaskRange rows) { kernel(args, rows, row_scratch(floats)); });
+           [kernel, args, bytes](TaskRange rows) { kernel(args, rows, row_scratch(bytes)); });
   return {weights, ids};
 }
 
@@ -280,7 +280,7 @@ class HeadPair {
     dims.for_each_slab(1, [&](const RowSlab& slab) {
       HeadsArgs args = args_;
       args.tokens = slab.rows;
-      if (args.positions != nullptr) args.positions += slab.first_row;
+      if (args.rotary.positions != nullptr) args.rotary.positions += slab.first_row;
       for (int g = 0; g < 2; ++g) {
         HeadGroup& group = args.groups[g];
         const Tensor& out = *outs[g];

@@ -1,27 +1,28 @@
+// Root mean square layer normalisation of rows. Compiled once per tier.
 #include "transformer/norm.h"
 
 #include "dispatch/kernel_list.h"
 #include "simd/fp_env.h"
-#include "simd/row_convert.h"
+#include "transformer/norm_row.h"
 
 namespace sgl_kernel {
 namespace SGL_TIER {
 
-// Where a row is, and room for a piece of it.
+// Where a row is, and scratch for a piece of it and of its residual.
 struct NormRow {
   const RmsNormArgs& args;
   const void* input;
   void* residual;  // or null
   void* out;
   float* x;
-  float* other;
+  float* staged;
 
   // x = columns [begin, begin + n) of input (+ residual).
   SGL_MEMBER void load(int64_t begin, int64_t n) const {
     load_row(element_at(input, args.input_dtype, begin), args.input_dtype, n, x);
     if (residual == nullptr) return;
-    const float* before =
-        row_as_f32(element_at(residual, args.residual_dtype, begin), args.residual_dtype, n, other);
+    const float* before = row_as_f32(element_at(residual, args.residual_dtype, begin),
+                                     args.residual_dtype, n, staged);
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) {
       store(x + i, add(SGL_TIER::load(before + i), SGL_TIER::load(x + i)));
@@ -39,14 +40,14 @@ struct NormRow {
   }
 };
 
-void rms_norm_kernel_impl(const RmsNormArgs& args, TaskRange rows, float* scratch) {
+void rms_norm_kernel_impl(const RmsNormArgs& args, TaskRange rows, void* memory) {
   const FpEnvGuard fp_env(false);
-  const int64_t n = args.columns;
-  const int64_t piece = min_i64(round_up(n, 16), kNormPiece);
+  const int64_t n = args.columns, piece = norm_piece(args);
   const bool whole = n <= piece;
-  float* room = scratch + 2 * piece;
+  ScratchLayout layout(memory);
+  const RmsNormScratch scratch(args, &layout);
   const float* weight = nullptr;
-  if (whole) weight = row_as_f32(args.weight, args.weight_dtype, n, room);
+  if (whole) weight = row_as_f32(args.weight, args.weight_dtype, n, scratch.weight);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const int64_t group = r / args.group_rows, inside = r % args.group_rows;
     void* residual = nullptr;
@@ -60,8 +61,8 @@ void rms_norm_kernel_impl(const RmsNormArgs& args, TaskRange rows, float* scratc
                       residual,
                       element_at(args.out, args.out_dtype,
                                  group * args.out_group_stride + inside * args.out_row_stride),
-                      scratch,
-                      scratch + piece};
+                      scratch.x,
+                      scratch.residual};
     SquareSum squares;
     for (int64_t i = 0; i < n; i += piece) {
       row.load(i, min_i64(piece, n - i));
@@ -77,7 +78,7 @@ void rms_norm_kernel_impl(const RmsNormArgs& args, TaskRange rows, float* scratc
       row.load(i, count);
       row.finish(i, count, factor,
                  row_as_f32(element_at(args.weight, args.weight_dtype, i), args.weight_dtype, count,
-                            room));
+                            scratch.weight));
     }
   }
 }

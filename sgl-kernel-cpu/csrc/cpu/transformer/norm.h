@@ -2,6 +2,7 @@
 // residual stream before it.
 #pragma once
 
+#include "runtime/scratch.h"
 #include "simd/dtype.h"
 #include "simd/int_math.h"
 
@@ -37,12 +38,25 @@ struct RmsNormArgs {
   int64_t group_rows = 1;
 };
 
-// Columns that are looked at in one piece; longer rows go by twice.
+// Columns that are looked at in one piece, a multiple of 64 (SquareSum); longer rows go by twice.
 constexpr int64_t kNormPiece = 16384;
 
-// Floats of scratch that a thread needs.
-SGL_INLINE int64_t rms_norm_scratch(const RmsNormArgs& args) {
-  return 3 * min_i64(round_up(args.columns, 16), kNormPiece);
+SGL_INLINE int64_t norm_piece(const RmsNormArgs& args) {
+  return min_i64(args.columns, kNormPiece);
 }
+
+// What a thread needs besides its arguments.
+struct RmsNormScratch {
+  float* x;         // [norm_piece] a piece of the row
+  float* residual;  // [norm_piece] of the residual as f32, where it is of another type
+  float* weight;    // [norm_piece] likewise
+
+  SGL_MEMBER RmsNormScratch(const RmsNormArgs& args, ScratchLayout* layout) {
+    const int64_t piece = norm_piece(args);
+    x = layout->take<float>(piece);
+    residual = layout->take<float>(args.residual == nullptr ? 0 : piece);
+    weight = layout->take<float>(piece);
+  }
+};
 
 }  // namespace sgl_kernel

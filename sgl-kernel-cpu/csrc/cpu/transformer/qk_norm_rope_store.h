@@ -1,9 +1,12 @@
-// What happens to the heads of queries, keys and values between their projection and attention: a
-// norm of each head (Qwen3), rotary position embedding (Su et al., 2021), the KV cache.
+// What happens to the heads of queries, keys and values between their projection and attention, in
+// one pass over them: a norm of each head (QK norm, as in Qwen3), rotary position embedding, the
+// store to the KV cache. Each step is optional, so the ops of one step are this kernel, too.
 #pragma once
 
+#include "runtime/scratch.h"
 #include "simd/dtype.h"
 #include "simd/int_math.h"
+#include "transformer/rotary.h"
 
 namespace sgl_kernel {
 
@@ -35,31 +38,29 @@ struct HeadsArgs {
   int64_t tokens = 0;
   HeadGroup groups[3];
   int64_t group_count = 0;
-  float eps = 0.f;
-
-  // Of rotated groups: pairs (i, i + rotary_dim / 2) when neox, else (2i, 2i + 1), for
-  // i < rotary_dim / 2; elements from rotary_dim on stay as they are.
-  const int64_t* positions = nullptr;  // [tokens]
-  const void* cos_sin = nullptr;       // [position, rotary_dim]: cosines, then sines
-  DType cos_sin_dtype = DType::f32;
-  int64_t cos_sin_stride = 0;
-  int64_t rotary_dim = 0;
-  bool is_neox = true;
+  float eps = 0.f;    // of the norms
+  RotaryArgs rotary;  // of groups with `rotate`; its positions are those of position_scale, too
 };
 
 // The longest head, so that scratch is bounded.
 constexpr int64_t kMostHeadDim = int64_t{1} << 20;
 
-// Floats of scratch that a thread needs.
-SGL_INLINE int64_t heads_scratch(const HeadsArgs& args) {
-  int64_t floats = round_up(args.rotary_dim, 16);
-  int64_t longest = 0;
-  for (int64_t g = 0; g < args.group_count; ++g) {
-    const int64_t room = round_up(args.groups[g].head_dim, 16);
-    longest = max_i64(longest, room);
-    floats += room;
+// What a thread needs besides its arguments.
+struct HeadsScratch {
+  float* weights[3];  // [head_dim] of a group's norm as f32, where it is of another type
+  float* angles;      // [rotary_dim] cosines and sines of a token, likewise
+  float* x;           // [head_dim] a head
+
+  SGL_MEMBER HeadsScratch(const HeadsArgs& args, ScratchLayout* layout) {
+    int64_t longest = 0;
+    for (int64_t g = 0; g < args.group_count; ++g) {
+      const HeadGroup& group = args.groups[g];
+      weights[g] = layout->take<float>(group.weight == nullptr ? 0 : group.head_dim);
+      longest = max_i64(longest, group.head_dim);
+    }
+    angles = layout->take<float>(args.rotary.rotary_dim);
+    x = layout->take<float>(longest);
   }
-  return floats + longest;
-}
+};
 
 }  // namespace sgl_kernel

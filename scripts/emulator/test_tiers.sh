@@ -19,7 +19,7 @@ require_emulator
 
 amx=amx,amx_int8,amx_bf16
 # A processor may have what the operating system does not offer: only the choice of the tier differs.
-dispatch=every_runnable_tier
+dispatch=every_kernel
 
 machines=0
 failed=()

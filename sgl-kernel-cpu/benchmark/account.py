@@ -234,7 +234,8 @@ def main() -> int:
         if tier.name not in wanted:
             continue
         arm = tier.qemu_cpu is not None
-        binary = args.trace or _HERE / f"build/{'arm64' if arm else 'kernels'}/tests/sgl_kernel_trace"
+        folder = "arm64" if arm else "kernels"
+        binary = args.trace or _HERE / "build" / folder / "tests/sgl_kernel_trace"
         objdump = "objdump"
         if arm and platform.machine() != "aarch64":
             objdump = "aarch64-linux-gnu-objdump"

@@ -29,7 +29,7 @@ machine() {
   local tier=$1 selected=$2 description=$3 status=0 start=$SECONDS
   shift 3
   echo "== $description: $tier"
-  # Tests under sanitizers take three times as long, and more memory.
+  # Tests under sanitizers take longer, and more memory.
   "$emulator_dir/run.sh" --timeout 3600 --memory 2048 "$@" "$binary" --best "$tier" ${selected:+"$selected"} || status=$?
   machines=$((machines + 1))
   [ $status -eq 0 ] || failed+=("$tier ($description, status $status)")

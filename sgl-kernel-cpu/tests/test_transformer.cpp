@@ -74,9 +74,9 @@ void check_norm(const std::string& tier, int64_t n, bool add) {
     const double factor = 1 / std::sqrt(squares / static_cast<double>(n) + 1e-5);
     for (int64_t i = 0; i < n; ++i) {
       const double expected = x[static_cast<size_t>(i)] * factor * weight[i];
-      const double chain = static_cast<double>(n) / 16 + 8;
+      const double additions = static_cast<double>(n) / 16 + 8;
       const double bound =
-          (chain / 2 + 6) * 0x1p-24 * std::fabs(expected) + rounding<out_t>(expected);
+          (additions / 2 + 6) * 0x1p-24 * std::fabs(expected) + rounding<out_t>(expected);
       const double got = to_float(out[r * stride + i]);
       CHECK(std::fabs(got - expected) <= bound, "%s n=%ld add=%d at (%ld, %ld): %.9g, got %.9g",
             tier.c_str(), (long)n, add, (long)r, (long)i, expected, got);

@@ -12,6 +12,9 @@ def main() -> int:
 
         signals = Signals()
         signals.install()
+        from srt.utils.openmp import restart_with_spin_limit
+
+        restart_with_spin_limit()
     except KeyboardInterrupt:
         return 130
     from srt.cli import main as cli

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from srt.cli import bench, chat, env, generate, inspect, perplexity, quantize
 from srt.control_characters import escape_controls
 from srt.errors import SrtError
-from srt.utils.openmp import restart_with_spin_limit
 from srt.utils.signals import Signals, end_line
 from srt.utils.text_streams import abandon_stdout, prepare_streams
 from srt.version import __version__
@@ -56,8 +55,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     """Runs one command.
 
     Args:
-        argv: Its arguments; None for the process's, which may start over in an environment that
-            suits a busy machine.
+        argv: Its arguments; None for the process's.
         signals: The process's signals, installed; None leaves them as they are.
 
     Returns:
@@ -65,8 +63,6 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     """
     args = make_parser().parse_args(argv)
     args.signals = Signals() if signals is None else signals
-    if argv is None:
-        restart_with_spin_limit()
     log = logging.StreamHandler()
     log.setFormatter(_LogFormatter("%(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO if args.debug else logging.WARNING, handlers=[log])

@@ -2,6 +2,7 @@
 order and interleaved, and every reader's turn drives all of them.
 """
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ class ChunkRouter:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler: Scheduler | None = scheduler
+        self._pid = os.getpid()
         self._unclaimed: deque[ReqUpdate] = deque()
 
     @property
@@ -29,10 +31,16 @@ class ChunkRouter:
         """Runs the requests.
 
         Raises:
-            EngineStateError: The engine is shut down.
+            EngineStateError: The engine is shut down, or of the process that this one was forked
+                from.
         """
         if self._scheduler is None:
             raise EngineStateError("the engine is shut down")
+        if os.getpid() != self._pid:
+            # Its threads are the parent's: a pass would wait for them for ever.
+            raise EngineStateError(
+                "the engine was loaded before the fork that made this process; load one after it"
+            )
         return self._scheduler
 
     @property

@@ -1,7 +1,6 @@
 """The runtime as a Python object."""
 
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -85,7 +84,7 @@ class Engine:
             ends = self.model_config.eos_token_ids | end_token_ids(self.tokenizer)
             self.model_config = replace(self.model_config, eos_token_ids=ends)
         self._runner: ModelRunner | None = ModelRunner(self.model_config, config)
-        self._router: ChunkRouter | None = ChunkRouter(
+        self._router = ChunkRouter(
             Scheduler(
                 self._runner,
                 config.chunked_prefill_size,
@@ -94,7 +93,6 @@ class Engine:
         )
         self._builder = RequestBuilder(self.model_config, self.tokenizer, defaults)
         self._rids = itertools.count()
-        self._pid = os.getpid()
 
     @property
     def model_runner(self) -> ModelRunner:
@@ -114,7 +112,7 @@ class Engine:
         Raises:
             EngineStateError: The engine is shut down.
         """
-        return self._live_router().scheduler
+        return self._router.scheduler
 
     @property
     def has_chat_template(self) -> bool:
@@ -205,7 +203,7 @@ class Engine:
                 its `error` in its output, and the others go on.
             EngineStateError: The engine is shut down, or another thread is using it.
         """
-        router = self._live_router()
+        _ = self.scheduler  # an engine that cannot be used says so first
         batch, is_single = self._builder.token_ids(
             prompt, messages, input_ids, chat_template_kwargs
         )
@@ -214,7 +212,7 @@ class Engine:
             self._builder.make_req(next(self._rids), f"request {i}", ids, own)
             for i, (ids, own) in enumerate(zip(batch, all_params, strict=True))
         ]
-        chunks = ChunkStream(router, reqs, raise_errors=is_single)
+        chunks = ChunkStream(self._router, reqs, raise_errors=is_single)
         if stream:
             return chunks
         with closing(chunks):
@@ -242,7 +240,7 @@ class Engine:
             RequestError: The input cannot be served, or the name is none or taken.
             EngineStateError: The engine is shut down.
         """
-        router = self._live_router()
+        scheduler = self.scheduler
         _check_rid(rid)
         batch, is_single = self._builder.token_ids(
             prompt, messages, input_ids, chat_template_kwargs
@@ -251,7 +249,7 @@ class Engine:
             raise RequestError(f"request {rid}: expected a single input, found a list")
         params = self._builder.sampling_params([sampling_params], 1)[0]
         req = self._builder.make_req(rid, f"request {rid}", batch[0], params)
-        router.scheduler.add([req])
+        scheduler.add([req])
 
     def step(self) -> list[GenerateChunk]:
         """At most one forward pass over all requests; returns the new chunks of those that
@@ -260,9 +258,8 @@ class Engine:
         Raises:
             EngineStateError: The engine is shut down, or another thread is using it.
         """
-        router = self._live_router()
-        router.pump()
-        return router.take_unclaimed()
+        self._router.pump()
+        return self._router.take_unclaimed()
 
     def abort(self, rid: str) -> None:
         """Ends a request that :meth:`add_request` queued; its last chunk comes with the next step.
@@ -279,25 +276,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether :meth:`step` has something to do."""
-        return self._live_router().has_work
+        return self._router.has_work
 
     def shutdown(self) -> None:
         """Gives model and cache back to the system, after the pass that another thread is in.
         Afterwards the engine cannot be used, nor its streams be read; what ran has no end.
         """
-        router, self._runner, self._router = self._router, None, None
-        if router is not None:
-            router.shut_down()
-
-    def _live_router(self) -> ChunkRouter:
-        if self._router is None:
-            raise EngineStateError("the engine is shut down")
-        if os.getpid() != self._pid:
-            # Its threads are the parent's: a pass would wait for them for ever.
-            raise EngineStateError(
-                "the engine was loaded before the fork that made this process; load one after it"
-            )
-        return self._router
+        self._runner = None
+        self._router.shut_down()
 
     def __enter__(self) -> "Engine":
         return self

@@ -43,7 +43,7 @@ def restart_with_spin_limit() -> None:
 
     OpenMP reads the environment once, when it is loaded with Torch, and has no function for it. So
     a process whose environment lacks the limit must become another one, before it has done
-    anything: that costs the start of an interpreter, some 20 ms, and the environment of a process
+    anything: that costs the start of an interpreter, some 40 ms, and the environment of a process
     stays what its user made it.
     """
     limit = spin_limit(os.environ)

@@ -86,7 +86,7 @@ bool request_tiles() {
   return syscall(SYS_arch_prctl, kArchReqXcompPerm, kXfeatureXtiledata) == 0;
 }
 
-// TDPBF16PS is two chains of f32 FMA, over the even and the odd k, added at the end.
+// TDPBF16PS is two accumulators of f32 FMA, over the even and the odd k, added at the end.
 bool tile_dot_bf16(int M, int N, int K) {
   alignas(64) uint16_t a[16 * 32], b[16 * 32];
   alignas(64) float c[16 * 16];

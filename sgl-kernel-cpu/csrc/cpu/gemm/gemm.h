@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "gemm/packing.h"
+#include "runtime/task_range.h"
 #include "simd/dtype.h"
 #include "simd/int_math.h"
 
@@ -46,12 +47,7 @@ struct GemmArgs {
   int64_t row_block = 0;  // MC, the most rows that share a widened panel; 0: kMC (blocking.h)
 };
 
-// Half-open range of tasks; a task is one block of rows times one block of 32 columns.
-struct TaskRange {
-  int64_t begin;
-  int64_t end;
-};
-
+// A task is one block of rows times one block of 32 columns.
 int64_t gemm_task_count(const GemmArgs& args);
 
 // At most 16 MiB for every shape.

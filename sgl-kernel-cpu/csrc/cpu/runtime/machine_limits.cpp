@@ -14,7 +14,7 @@ constexpr int64_t kReadStreams = 2;
 constexpr int64_t kReadAhead = 1024;
 constexpr int64_t kReadVecs = 8;
 
-// Returns a value that depends on all chains, so that none is dropped.
+// Returns a value that depends on all accumulators, so that none is dropped.
 SGL_INLINE float reduce(Vec* sums, int count) {
   for (int i = 1; i < count; ++i) sums[0] = add(sums[0], sums[i]);
   float lanes[kLanes];
@@ -22,8 +22,8 @@ SGL_INLINE float reduce(Vec* sums, int count) {
   return lanes[0];
 }
 
-// Enough independent chains to hide the latency of two units, few enough to stay in registers.
-constexpr int kChains = kLanes == 8 ? 12 : 16;
+// Enough independent accumulators to hide the latency of two units, few enough to stay in registers.
+constexpr int kAccumulators = kLanes == 8 ? 12 : 16;
 
 struct MultiplyF32 {
   static constexpr int kProducts = 1;  // of a lane
@@ -38,16 +38,16 @@ struct MultiplyBf16Pairs {
 
 template <typename Multiply>
 SGL_INLINE int64_t multiply_in_registers(int64_t steps, float* sink) {
-  Vec sums[kChains];
-  for (int i = 0; i < kChains; ++i) sums[i] = set1(static_cast<float>(i));
+  Vec sums[kAccumulators];
+  for (int i = 0; i < kAccumulators; ++i) sums[i] = set1(static_cast<float>(i));
   const Vec a = set1(sink[0]);
   const Vec b = set1(sink[1]);
   for (int64_t s = 0; s < steps; ++s) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kChains; ++i) sums[i] = Multiply::apply(a, b, sums[i]);
+    for (int i = 0; i < kAccumulators; ++i) sums[i] = Multiply::apply(a, b, sums[i]);
   }
-  sink[0] = reduce(sums, kChains) == 12345.f ? 1.f : sink[0];
-  return steps * kChains * kLanes * Multiply::kProducts;
+  sink[0] = reduce(sums, kAccumulators) == 12345.f ? 1.f : sink[0];
+  return steps * kAccumulators * kLanes * Multiply::kProducts;
 }
 
 #if defined(SGL_TIER_AMX)

@@ -10,7 +10,7 @@
 #include <functional>
 #include <vector>
 
-#include "gemm/gemm.h"
+#include "runtime/task_range.h"
 
 namespace sgl_kernel {
 

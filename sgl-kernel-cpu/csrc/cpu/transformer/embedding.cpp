@@ -1,5 +1,7 @@
 #include "transformer/embedding.h"
 
+#include "gemm/packing.h"
+
 namespace sgl_kernel {
 namespace {
 

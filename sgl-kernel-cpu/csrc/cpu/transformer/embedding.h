@@ -1,7 +1,7 @@
 // Rows of a token table, which may be packed for the output projection that shares it.
 #pragma once
 
-#include "gemm/gemm.h"
+#include "runtime/task_range.h"
 #include "simd/dtype.h"
 
 namespace sgl_kernel {

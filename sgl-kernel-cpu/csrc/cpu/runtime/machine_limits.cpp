@@ -22,7 +22,8 @@ SGL_INLINE float reduce(Vec* sums, int count) {
   return lanes[0];
 }
 
-// Enough independent accumulators to hide the latency of two units, few enough to stay in registers.
+// Enough independent accumulators to hide the latency of two units, few enough to stay in
+// registers.
 constexpr int kAccumulators = kLanes == 8 ? 12 : 16;
 
 struct MultiplyF32 {

@@ -1,4 +1,5 @@
-// Work is cut into numbered tasks, which threads may do in any order; what a task is says each kernel.
+// Work is cut into numbered tasks, which threads may do in any order; a kernel says what its task
+// is.
 #pragma once
 
 #include <cstdint>

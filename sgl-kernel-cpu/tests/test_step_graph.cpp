@@ -91,7 +91,7 @@ class Counted {
   Counted(const Counted&) = delete;
   Counted& operator=(const Counted&) = delete;
 
-  // Called in the thread that leads, and for each task in whichever runs it; both may throw.
+  // Called in the leader, and for each task in whichever runs it; both may throw.
   std::function<void(size_t step)> on_prepare = [](size_t) {};
   std::function<void(size_t step)> on_task = [](size_t) {};
 
@@ -304,7 +304,7 @@ TEST(a_call_takes_at_least_the_grain) {
   }
 }
 
-TEST(more_tasks_than_a_share_can_say_run_in_one_piece) {
+TEST(more_tasks_than_a_work_queue_can_count_run_in_one_piece) {
   const int64_t count = int64_t{1} << 24;
   StepGraph graph;
   std::atomic<int64_t> calls{0}, tasks{0};
@@ -366,7 +366,7 @@ TEST(what_prepare_throws_ends_the_run) {
 TEST(what_a_task_throws_ends_the_run_on_whichever_thread) {
   for (const int64_t threads : {2, 5}) {
     for (const bool by_leader : {true, false}) {
-      const NamedTeam team = {by_leader ? "leader" : "helper", threads, crew};
+      const NamedTeam team = {by_leader ? "leader" : "worker", threads, crew};
       Counted graph({20, 30, 40, 50});
       std::thread::id leader;
       std::atomic<bool> thrown{false};

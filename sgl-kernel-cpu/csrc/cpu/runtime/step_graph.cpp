@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "simd/int_math.h"
+
 namespace sgl_kernel {
 namespace {
 
@@ -36,11 +38,12 @@ void wait_until(const Done& done, const Useful& do_some) {
   }
 }
 
-// What a thread fetches ahead while it waits: the beginning of its share of the next stream. Memory
-// would stand idle meanwhile, and the step would begin with a thread waiting for its first lines.
-class Ahead {
+// Fetches into the thread's cache, while the thread waits, the beginning of its part of the next
+// stream. Memory would stand idle meanwhile, and the step would begin with a thread waiting for its
+// first lines.
+class Prefetcher {
  public:
-  Ahead(const std::vector<Step>& steps, int64_t part, int64_t parts)
+  Prefetcher(const std::vector<Step>& steps, int64_t part, int64_t parts)
       : steps_(steps), part_(part), parts_(parts) {}
 
   // Looks for the first stream from step `index` on.
@@ -76,9 +79,11 @@ class Ahead {
   const char* end_ = nullptr;
 };
 
-// The tasks of a step that a thread begins with, and what is left of them. The step's number is
-// part of the word: a thread that comes late, when the word belongs to another step, takes nothing.
-struct alignas(64) Share {
+// The tasks of a step that one thread begins with, and from which others take when they have done
+// theirs: packed into one number, step << 48 | begin << 24 | end, so that one compare-and-swap
+// takes some. A thread that comes late, when the queue belongs to another step, takes nothing. On a
+// cache line of its own.
+struct alignas(64) WorkQueue {
   std::atomic<uint64_t> left{0};
 };
 
@@ -86,16 +91,17 @@ uint64_t pack(uint64_t step, uint64_t begin, uint64_t end) {
   return step << (2 * kTaskBits) | begin << kTaskBits | end;
 }
 
-// One run of a graph. The first thread to come leads: it prepares steps and says which is current.
-// Nobody waits for threads that have not come, so any number of threads will do.
+// One run of a graph. The first thread to come is the leader, which prepares steps, fills the work
+// queues and says which step is current; the others are workers. Nobody waits for threads that have
+// not come, so any number of threads will do.
 class Run {
  public:
   Run(const std::vector<Step>& steps, int64_t threads)
-      : steps_(steps), shares_(static_cast<size_t>(threads)) {}
+      : steps_(steps), queues_(static_cast<size_t>(threads)) {}
 
   void join() {
     const int64_t me = arrivals_.fetch_add(1);
-    me == 0 ? lead() : follow(me);
+    me == 0 ? run_leader() : run_worker(me);
   }
 
   void rethrow() const {
@@ -103,55 +109,58 @@ class Run {
   }
 
  private:
-  void lead() {
-    Ahead ahead(steps_, 0, static_cast<int64_t>(shares_.size()));
+  void run_leader() {
+    Prefetcher prefetcher(steps_, 0, static_cast<int64_t>(queues_.size()));
     for (size_t i = 0; i < steps_.size() && !failed_.load(std::memory_order_acquire); ++i) {
-      guard([&] { lead_turns(i, &ahead); });
+      guard([&] { leader_turns(i, &prefetcher); });
     }
     current_.store(kEnd, std::memory_order_release);
   }
 
-  void lead_turns(size_t index, Ahead* ahead) {
+  void leader_turns(size_t index, Prefetcher* prefetcher) {
     const Step& step = steps_[index];
-    lead_step(index, step.prepare(), ahead);
+    leader_step(index, step.prepare(), prefetcher);
     if (step.again == nullptr) return;
     for (int64_t count; !failed_.load(std::memory_order_acquire) && (count = step.again()) >= 0;) {
-      lead_step(index - 1, count, ahead);
+      leader_step(index - 1, count, prefetcher);
       if (failed_.load(std::memory_order_acquire)) return;
-      lead_step(index, step.prepare(), ahead);
+      leader_step(index, step.prepare(), prefetcher);
     }
   }
 
-  void lead_step(size_t index, int64_t tasks, Ahead* ahead) {
+  void leader_step(size_t index, int64_t tasks, Prefetcher* prefetcher) {
     const Step& step = steps_[index];
     const uint64_t count = static_cast<uint64_t>(tasks);
-    const uint64_t grain = static_cast<uint64_t>(step.grain);
-    const uint64_t parts = std::min<uint64_t>(shares_.size(), (count + grain - 1) / grain);
-    if (parts <= 1 || count > kMaxTasks) {
+    // More tasks than a queue can count run in one piece.
+    const uint64_t parts =
+        count > kMaxTasks
+            ? 1
+            : std::min<uint64_t>(queues_.size(), static_cast<uint64_t>(div_up(tasks, step.grain)));
+    if (parts <= 1) {
       if (count > 0) step.run({0, static_cast<int64_t>(count)});
       return;
     }
     const uint64_t number = index + 1;
     done_.store(0, std::memory_order_relaxed);
     for (uint64_t p = 0; p < parts; ++p) {
-      shares_[p].left.store(pack(number, count * p / parts, count * (p + 1) / parts),
+      queues_[p].left.store(pack(number, count * p / parts, count * (p + 1) / parts),
                             std::memory_order_release);
     }
     current_.store(++calls_ << 48 | number << 32 | parts, std::memory_order_release);
     work(0, number, parts);
-    ahead->go_to(index + 1);
+    prefetcher->go_to(index + 1);
     wait_until([&] { return done_.load(std::memory_order_acquire) == count; },
-               [&] { return ahead->fetch_some(); });
+               [&] { return prefetcher->fetch_some(); });
   }
 
-  void follow(int64_t me) {
-    Ahead ahead(steps_, me, static_cast<int64_t>(shares_.size()));
+  void run_worker(int64_t me) {
+    Prefetcher prefetcher(steps_, me, static_cast<int64_t>(queues_.size()));
     uint64_t seen = 0;
     for (;;) {
       uint64_t now = seen;
-      ahead.go_to(seen >> 32 & kStepMask);
+      prefetcher.go_to(seen >> 32 & kStepMask);
       wait_until([&] { return (now = current_.load(std::memory_order_acquire)) != seen; },
-                 [&] { return ahead.fetch_some(); });
+                 [&] { return prefetcher.fetch_some(); });
       if (now == kEnd) return;
       seen = now;
       work(static_cast<uint64_t>(me), now >> 32 & kStepMask, now & 0xFFFFFFFFu);
@@ -160,20 +169,20 @@ class Run {
 
   // Own tasks first, then what others have left.
   void work(uint64_t me, uint64_t number, uint64_t parts) {
-    for (uint64_t p = 0; p < parts; ++p) take_from(shares_[(me + p) % parts], number);
+    for (uint64_t p = 0; p < parts; ++p) take_from(queues_[(me + p) % parts], number);
   }
 
   // Takes half of what is left, again and again: few calls while there is much, small ones at the
   // end, where threads wait for each other.
-  void take_from(Share& share, uint64_t number) {
+  void take_from(WorkQueue& queue, uint64_t number) {
     const uint64_t grain = static_cast<uint64_t>(steps_[number - 1].grain);
-    uint64_t left = share.left.load(std::memory_order_acquire);
+    uint64_t left = queue.left.load(std::memory_order_acquire);
     for (;;) {
       const uint64_t begin = left >> kTaskBits & kMaxTasks;
       const uint64_t end = left & kMaxTasks;
       if (left >> (2 * kTaskBits) != number || begin == end) return;
       const uint64_t until = end - begin < 2 * grain ? end : end - (end - begin) / 2;
-      if (!share.left.compare_exchange_weak(left, pack(number, until, end),
+      if (!queue.left.compare_exchange_weak(left, pack(number, until, end),
                                             std::memory_order_acq_rel)) {
         continue;
       }
@@ -181,7 +190,7 @@ class Run {
         steps_[number - 1].run({static_cast<int64_t>(begin), static_cast<int64_t>(until)});
       });
       done_.fetch_add(until - begin, std::memory_order_release);
-      left = share.left.load(std::memory_order_acquire);
+      left = queue.left.load(std::memory_order_acquire);
     }
   }
 
@@ -198,10 +207,10 @@ class Run {
   }
 
   const std::vector<Step>& steps_;
-  std::vector<Share> shares_;
+  std::vector<WorkQueue> queues_;
   alignas(64) std::atomic<int64_t> arrivals_{0};
   // Counts calls, so that a step that runs again is a new one, << 48 | number of the step << 32 |
-  // its shares.
+  // its work queues.
   alignas(64) std::atomic<uint64_t> current_{0};
   uint64_t calls_ = 0;                         // of the leader
   alignas(64) std::atomic<uint64_t> done_{0};  // tasks of the current step

@@ -1,6 +1,6 @@
 # The only home of -m flags: one object library per ISA tier, built from the same sources.
 
-set(SGL_TIER_SOURCES csrc/cpu/gemm/gemm_bf16.cpp csrc/cpu/gemm/gemm_fp8.cpp csrc/cpu/gemm/gemm_fp16.cpp csrc/cpu/runtime/machine_limits.cpp
+set(SGL_TIER_SOURCES csrc/cpu/gemm/gemm_bf16.cpp csrc/cpu/gemm/gemm_fp8.cpp csrc/cpu/gemm/gemm_fp16.cpp csrc/cpu/simd/machine_limits.cpp
                      csrc/cpu/transformer/activation.cpp csrc/cpu/attention/decode_attention.cpp csrc/cpu/attention/extend_attention.cpp
                      csrc/cpu/transformer/norm.cpp csrc/cpu/transformer/qk_norm_rope_store.cpp
                      csrc/cpu/transformer/routing.cpp)
@@ -31,10 +31,10 @@ set_source_files_properties(csrc/cpu/dispatch/kernel_table.cpp PROPERTIES COMPIL
                             "SGL_BUILT_TIERS=${SGL_BUILT_TIERS}")
 
 foreach(tier IN LISTS SGL_TIERS)
-  string(TOUPPER ${tier} upper)
   add_library(sgl_tier_${tier} OBJECT ${SGL_TIER_SOURCES})
   target_include_directories(sgl_tier_${tier} PRIVATE csrc/cpu)
-  target_compile_definitions(sgl_tier_${tier} PRIVATE SGL_TIER=${tier} SGL_TIER_${upper})
+  target_compile_definitions(sgl_tier_${tier} PRIVATE SGL_TIER=${tier}
+                             SGL_TIER_HEADER="simd/vec_${tier}.h")
   target_compile_options(sgl_tier_${tier} PRIVATE ${SGL_FLAGS_${tier}})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # GCC's own AVX-512 headers read undefined vectors on purpose (GCC bug 105593).

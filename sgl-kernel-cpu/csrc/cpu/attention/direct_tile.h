@@ -32,11 +32,6 @@ SGL_INLINE void prefetch_row(const char* row, int64_t bytes) {
 // transposed keys. pv_accumulate keeps ROWS x VECS of them, 4 x 2 or 8 x 1 in the 16 registers of
 // AVX2, 4 x 4 or 8 x 2 in the 32 of others.
 constexpr int kMostDirectRows = 8;
-#if defined(SGL_TIER_AVX2)
-constexpr int kDirectVecs = 2;
-#else
-constexpr int kDirectVecs = 4;
-#endif
 
 // An element times the cache's scale; only e4m3 has one here.
 template <typename T>
@@ -146,7 +141,7 @@ template <typename T, int ROWS>
 static inline void pv_accumulate(const float* weights, const CachedRows& values, KeyRange keys,
                                  const PvOutput& out) {
   int64_t column = 0;
-  constexpr int kVecs = ROWS > 4 ? kDirectVecs / 2 : kDirectVecs;
+  constexpr int kVecs = ROWS > 4 ? kDirectPvVecs / 2 : kDirectPvVecs;
   for (; column + kVecs * kLanes <= out.columns; column += kVecs * kLanes) {
     pv_columns<T, ROWS, kVecs>(weights, values, keys, column, out);
   }

@@ -124,8 +124,8 @@ static inline void update_running(const QueryTile& tile, const QueryRows& rows,
 // The tile's weights times the block's values, into rows of `out`, padded_v floats apart.
 static inline void multiply_values(const QueryRows& rows, const QueryTile& tile, Rescale rescale,
                                    float* out, int64_t padded_v) {
-  for (int64_t r = 0; r < tile.count; r += kTileRows) {
-    const int64_t count = min_i64(kTileRows, tile.count - r);
+  for (int64_t r = 0; r < tile.count; r += kPvRows) {
+    const int64_t count = min_i64(kPvRows, tile.count - r);
     const Rescale of_rows = rescale.accumulator_scale == nullptr
                                 ? rescale
                                 : Rescale{rescale.accumulator_scale + r, rescale.block_scale + r};
@@ -137,7 +137,7 @@ static inline void multiply_values(const QueryRows& rows, const QueryTile& tile,
         const int64_t begin = tile.unmasked ? 0 : tile.begin[r];
         const int64_t end = tile.unmasked ? kKeyBlock : tile.end[r];
         if (begin == end && of_rows.accumulator_scale != nullptr) continue;
-        pv_product<kTileRows>(count, operands, begin, end);
+        pv_product<kPvRows>(count, operands, begin, end);
       } else {
         pv_masked_tile(operands, tile.begin + r, tile.end + r, count);
       }
@@ -160,9 +160,9 @@ static inline void qk_softmax(const AttentionArgs& args, const QueryRows& rows, 
     const QkOperands operands = {rows.k_panel, args.padded_k(),
                                  rows.q + (tile->first + column) * args.head_dim, args.head_dim,
                                  args.scale};
-    qk_product<kScoreVecs>(min_i64(kScoreVecs, tile->vecs() - column / kLanes), operands,
-                           from / kScoreKeys * kScoreKeys, round_up(to, kScoreKeys),
-                           rows.scores + column, tile->row_max + column);
+    qk_product<kQkVecs>(min_i64(kQkVecs, tile->vecs() - column / kLanes), operands,
+                        from / kQkKeys * kQkKeys, round_up(to, kQkKeys), rows.scores + column,
+                        tile->row_max + column);
   }
   from = from / kLanes * kLanes;
   to = round_up(to, kLanes);

@@ -22,20 +22,10 @@
 namespace sgl_kernel {
 namespace SGL_TIER {
 
-#if defined(SGL_TIER_SCALAR)
-constexpr int kScoreKeys = 4, kScoreVecs = 2;
-constexpr int kTileRows = 2, kTileVecs = 4;
-#elif defined(SGL_TIER_AVX2)
-constexpr int kScoreKeys = 4, kScoreVecs = 3;
-constexpr int kTileRows = 6, kTileVecs = 2;
-#else
-constexpr int kScoreKeys = 8, kScoreVecs = 3;
-constexpr int kTileRows = kLanes == 16 ? 12 : 6, kTileVecs = kLanes == 16 ? 2 : 4;
-#endif
-constexpr int kScoreCols = kScoreVecs * kLanes;
-constexpr int kTileCols = kTileVecs * kLanes;
-static_assert(kKeyBlock % kScoreKeys == 0 && kKeyBlock % kLanes == 0, "tiles must cover a block");
-static_assert(kQueryTile % kScoreCols == 0 && kQueryTile % kTileRows == 0 && 32 % kTileCols == 0,
+constexpr int kScoreCols = kQkVecs * kLanes;
+constexpr int kTileCols = kPvVecs * kLanes;
+static_assert(kKeyBlock % kQkKeys == 0 && kKeyBlock % kLanes == 0, "tiles must cover a block");
+static_assert(kQueryTile % kScoreCols == 0 && kQueryTile % kPvRows == 0 && 32 % kTileCols == 0,
               "tiles must cover a query tile");
 
 // Operands of QK^T: keys [.., depth], key_stride floats apart, and a panel of queries [depth,
@@ -48,7 +38,7 @@ struct QkOperands {
   float scale;
 };
 
-// scores[kScoreKeys, VECS * kLanes] = keys [first_key, first_key + kScoreKeys) @ queries times
+// scores[kQkKeys, VECS * kLanes] = keys [first_key, first_key + kQkKeys) @ queries times
 // scale, the lines of scores kQueryTile apart; raises `row_max` to the largest of them.
 template <int VECS>
 static inline void qk_tile(const QkOperands& operands, int64_t first_key, float* scores,
@@ -56,9 +46,9 @@ static inline void qk_tile(const QkOperands& operands, int64_t first_key, float*
   const int64_t key_stride = operands.key_stride, depth = operands.depth;
   const float* const keys = operands.keys + first_key * key_stride;
   const float* const queries = operands.queries;
-  Vec acc[kScoreKeys][VECS];
+  Vec acc[kQkKeys][VECS];
 #pragma GCC unroll 16
-  for (int k = 0; k < kScoreKeys; ++k) {
+  for (int k = 0; k < kQkKeys; ++k) {
 #pragma GCC unroll 4
     for (int v = 0; v < VECS; ++v) acc[k][v] = zero();
   }
@@ -67,7 +57,7 @@ static inline void qk_tile(const QkOperands& operands, int64_t first_key, float*
 #pragma GCC unroll 4
     for (int v = 0; v < VECS; ++v) q[v] = load(queries + d * (VECS * kLanes) + v * kLanes);
 #pragma GCC unroll 16
-    for (int k = 0; k < kScoreKeys; ++k) {
+    for (int k = 0; k < kQkKeys; ++k) {
       const Vec x = set1(keys[k * key_stride + d]);
 #pragma GCC unroll 4
       for (int v = 0; v < VECS; ++v) acc[k][v] = fma(x, q[v], acc[k][v]);
@@ -79,7 +69,7 @@ static inline void qk_tile(const QkOperands& operands, int64_t first_key, float*
   for (int v = 0; v < VECS; ++v) {
     Vec largest = load(row_max + v * kLanes);
 #pragma GCC unroll 16
-    for (int k = 0; k < kScoreKeys; ++k) {
+    for (int k = 0; k < kQkKeys; ++k) {
       const Vec x = mul(acc[k][v], factor);
       store(out + k * kQueryTile + v * kLanes, x);
       largest = max(largest, x);
@@ -88,12 +78,12 @@ static inline void qk_tile(const QkOperands& operands, int64_t first_key, float*
   }
 }
 
-// The same for 1 to VECS vectors of rows and keys [begin, end), multiples of kScoreKeys.
+// The same for 1 to VECS vectors of rows and keys [begin, end), multiples of kQkKeys.
 template <int VECS>
 static inline void qk_product(int64_t vecs, const QkOperands& operands, int64_t begin, int64_t end,
                               float* scores, float* row_max) {
   if (vecs == VECS) {
-    for (int64_t k = begin; k < end; k += kScoreKeys) qk_tile<VECS>(operands, k, scores, row_max);
+    for (int64_t k = begin; k < end; k += kQkKeys) qk_tile<VECS>(operands, k, scores, row_max);
   } else if constexpr (VECS > 1) {
     qk_product<VECS - 1>(vecs, operands, begin, end, scores, row_max);
   }
@@ -110,13 +100,13 @@ struct Rescale {
 SGL_INLINE void add_block(const Vec* acc, Rescale rescale, int row, float* out) {
   if (rescale.accumulator_scale == nullptr) {
 #pragma GCC unroll 4
-    for (int i = 0; i < kTileVecs; ++i) store(out + i * kLanes, acc[i]);
+    for (int i = 0; i < kPvVecs; ++i) store(out + i * kLanes, acc[i]);
     return;
   }
   const Vec before = set1(rescale.accumulator_scale[row]);
   const Vec block = set1(rescale.block_scale[row]);
 #pragma GCC unroll 4
-  for (int i = 0; i < kTileVecs; ++i) {
+  for (int i = 0; i < kPvVecs; ++i) {
     store(out + i * kLanes, fma(load(out + i * kLanes), before, mul(acc[i], block)));
   }
 }
@@ -137,21 +127,21 @@ static inline void pv_tile(const PvOperands& operands, int64_t begin, int64_t en
   const float* const weights = operands.weights + begin * kQueryTile;
   const float* const values = operands.values + begin * kTileCols;
   const int64_t keys = end - begin;
-  Vec acc[ROWS][kTileVecs];
+  Vec acc[ROWS][kPvVecs];
 #pragma GCC unroll 16
   for (int m = 0; m < ROWS; ++m) {
 #pragma GCC unroll 4
-    for (int i = 0; i < kTileVecs; ++i) acc[m][i] = zero();
+    for (int i = 0; i < kPvVecs; ++i) acc[m][i] = zero();
   }
   for (int64_t s = 0; s < keys; ++s) {
-    Vec b[kTileVecs];
+    Vec b[kPvVecs];
 #pragma GCC unroll 4
-    for (int i = 0; i < kTileVecs; ++i) b[i] = load(values + s * kTileCols + i * kLanes);
+    for (int i = 0; i < kPvVecs; ++i) b[i] = load(values + s * kTileCols + i * kLanes);
 #pragma GCC unroll 16
     for (int m = 0; m < ROWS; ++m) {
       const Vec x = set1(weights[s * kQueryTile + m]);
 #pragma GCC unroll 4
-      for (int i = 0; i < kTileVecs; ++i) acc[m][i] = fma(x, b[i], acc[m][i]);
+      for (int i = 0; i < kPvVecs; ++i) acc[m][i] = fma(x, b[i], acc[m][i]);
     }
   }
   const Rescale rescale = operands.rescale;
@@ -179,23 +169,23 @@ static inline void pv_masked_tile(const PvOperands& operands, const int32_t* beg
                                   const int32_t* end, int64_t rows) {
   const float* const weights = operands.weights;
   const float* const values = operands.values;
-  Vec acc[kTileRows][kTileVecs];
+  Vec acc[kPvRows][kPvVecs];
 #pragma GCC unroll 16
-  for (int m = 0; m < kTileRows; ++m) {
+  for (int m = 0; m < kPvRows; ++m) {
 #pragma GCC unroll 4
-    for (int i = 0; i < kTileVecs; ++i) acc[m][i] = zero();
+    for (int i = 0; i < kPvVecs; ++i) acc[m][i] = zero();
   }
   const auto multiply = [&](int32_t from, int32_t to, bool all) {
     for (int32_t s = from; s < to; ++s) {
-      Vec b[kTileVecs];
+      Vec b[kPvVecs];
 #pragma GCC unroll 4
-      for (int i = 0; i < kTileVecs; ++i) b[i] = load(values + s * kTileCols + i * kLanes);
+      for (int i = 0; i < kPvVecs; ++i) b[i] = load(values + s * kTileCols + i * kLanes);
 #pragma GCC unroll 16
-      for (int m = 0; m < kTileRows; ++m) {
+      for (int m = 0; m < kPvRows; ++m) {
         if (!all && (s < begin[m] || s >= end[m])) continue;
         const Vec x = set1(weights[s * kQueryTile + m]);
 #pragma GCC unroll 4
-        for (int i = 0; i < kTileVecs; ++i) acc[m][i] = fma(x, b[i], acc[m][i]);
+        for (int i = 0; i < kPvVecs; ++i) acc[m][i] = fma(x, b[i], acc[m][i]);
       }
     }
   };
@@ -207,7 +197,7 @@ static inline void pv_masked_tile(const PvOperands& operands, const int32_t* beg
   multiply(middle_begin, middle_end, true);
   multiply(middle_end, last, false);
 #pragma GCC unroll 16
-  for (int m = 0; m < kTileRows; ++m) {
+  for (int m = 0; m < kPvRows; ++m) {
     if (begin[m] < end[m]) {
       add_block(acc[m], operands.rescale, m, operands.out + m * operands.out_stride);
     }

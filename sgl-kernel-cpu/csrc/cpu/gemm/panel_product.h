@@ -117,7 +117,7 @@ class PanelProduct {
     const FinishRows<has_bias> finish{args_, of, m0_, scale};
     if constexpr (Dot::kTiles) {
       const TileProduct product{of.a, weights, pairs(of.k), rows_, of.flow, of.sums};
-      multiply_tiles<Dot::kSplits>(product, next, finish);
+      Dot::multiply(product, next, finish);
     } else if (of.k.starts_segment && of.k.ends_segment && !of.k.ends) {
       // A segment in one block goes straight to the total, as in tinygemm.h.
       const RowSums out{of.factors, scale, of.total, of.k.segment == 0};

@@ -19,6 +19,12 @@ constexpr int kUnrollK = 2;
 // Accumulators that leave registers to widen e4m3 to fp16 bits in the same loop.
 constexpr int kAccumulatorsWhileWidening = 9;
 
+// Attention: 4 x 3 accumulators + 3 vectors of queries + 1 broadcast: 16 of 16 registers; 6 x 2 + 2
+// + 1: 15.
+constexpr int kQkKeys = 4, kQkVecs = 3;
+constexpr int kPvRows = 6, kPvVecs = 2;
+constexpr int kDirectPvVecs = 2;
+
 SGL_INLINE Vec zero() {
   return _mm256_setzero_ps();
 }
@@ -125,6 +131,70 @@ SGL_INLINE void e4m3_to_fp16_bits(const e4m3_t* codes, E4m3AsFp16* widened, NanW
     watch->see(c);
     store_bits(widened + i, _mm256_maddubs_epi16(even, c));
     store_bits(widened + 32 + i, _mm256_maddubs_epi16(odd, c));
+  }
+}
+
+SGL_INLINE Vec sub(Vec a, Vec b) {
+  return _mm256_sub_ps(a, b);
+}
+SGL_INLINE Vec div(Vec a, Vec b) {
+  return _mm256_div_ps(a, b);
+}
+SGL_INLINE Vec max(Vec a, Vec b) {
+  return _mm256_max_ps(a, b);
+}
+SGL_INLINE Vec select_less(Vec a, Vec b, Vec x, Vec y) {
+  return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+SGL_INLINE Vec select_nan(Vec a, Vec x) {
+  return _mm256_blendv_ps(x, a, _mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+}
+// x * 2^n, where n is in the low mantissa bits of t and neither x nor the result is subnormal.
+SGL_INLINE Vec add_exponent(Vec x, Vec t) {
+  return _mm256_castsi256_ps(
+      _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(t), 23)));
+}
+SGL_INLINE Vec exp_from(Vec p, Vec t, Vec, Vec x, Vec least) {
+  return select_nan(x, select_less(x, least, zero(), add_exponent(p, t)));
+}
+constexpr bool kReducesNeighbours = false;
+SGL_INLINE float reduce_add(Vec v) {
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+SGL_INLINE float reduce_max(Vec v) {
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+// Shifted by one place a code is an fp16 number 2^8 too small, subnormals included; only NaN is
+// not.
+SGL_INLINE Vec load_act(const e4m3_t* p) {
+  const __m128i codes =
+      _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), 8);
+  const __m128i magnitude = _mm_srli_epi16(_mm_and_si128(codes, _mm_set1_epi16(0x7F00)), 1);
+  const __m128i sign = _mm_and_si128(codes, _mm_set1_epi16(static_cast<short>(0x8000)));
+  const __m128i nan =
+      _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x3F80)), _mm_set1_epi16(0x7C00));
+  const __m128i half = _mm_or_si128(_mm_or_si128(magnitude, sign), nan);
+  return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.f));
+}
+SGL_INLINE void transpose(Vec* r) {
+  Vec a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+    b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xEE);
+    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+    b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xEE);
+  }
+  for (int c = 0; c < 4; ++c) {
+    r[c] = _mm256_permute2f128_ps(b[c], b[4 + c], 0x20);
+    r[4 + c] = _mm256_permute2f128_ps(b[c], b[4 + c], 0x31);
   }
 }
 

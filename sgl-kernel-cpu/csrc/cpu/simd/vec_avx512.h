@@ -1,10 +1,8 @@
-// AVX-512 (F, BW, VL, DQ): 16 f32 lanes, 32 registers. The avx512_bf16 tier adds the bf16 pair dot
-// product, the amx tier decodes with VBMI byte tables.
+// AVX-512 (F, BW, VL, DQ): 16 f32 lanes, 32 registers.
 #pragma once
 
 #include <immintrin.h>
 
-#include "simd/e4m3_tables.h"
 #include "simd/types.h"
 
 namespace sgl_kernel {
@@ -17,6 +15,12 @@ constexpr int kMR = 6;
 constexpr int kNRVecs = 4;
 constexpr int kUnrollK = 1;
 constexpr int kAccumulatorsWhileWidening = kMR * kNRVecs;
+
+// Attention: 8 x 3 accumulators + 3 vectors of queries + 1 broadcast: 28 of 32 registers; 12 x 2 +
+// 2 + 1: 27.
+constexpr int kQkKeys = 8, kQkVecs = 3;
+constexpr int kPvRows = 12, kPvVecs = 2;
+constexpr int kDirectPvVecs = 4;
 
 SGL_INLINE Vec zero() {
   return _mm512_setzero_ps();
@@ -112,7 +116,6 @@ SGL_INLINE void e4m3_to_fp16_bits(const e4m3_t* codes, E4m3AsFp16* widened, NanW
   _mm512_store_si512(widened + 32, _mm512_and_si512(odd, fields));
 }
 
-#if defined(SGL_TIER_AVX512_BF16) || defined(SGL_TIER_AMX)
 // A k pair of 32 columns as bf16 pairs, the even k in the low half of each 32-bit lane. A Vec here
 // carries 16 of them, moved as bits.
 constexpr int kPairVecs = 2;
@@ -121,57 +124,76 @@ SGL_INLINE void load_pairs(const bf16_t* weights, Vec* pairs) {
   for (int i = 0; i < kPairVecs; ++i)
     pairs[i] = load(reinterpret_cast<const float*>(weights) + 16 * i);
 }
-#endif
 
-#if defined(SGL_TIER_AMX)
-
-// By two 128-entry byte lookups (VBMI) for the magnitude; the code gives the sign. Exact for every
-// code and independent of FTZ and DAZ.
-SGL_INLINE void load_pairs(const e4m3_t* codes, Vec* pairs) {
-  const auto table = [](const uint8_t* bytes) { return _mm512_load_si512(bytes); };
-  // The unpacks below work inside 128-bit lanes; this order of quarters makes their results
-  // consecutive columns.
-  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m512i c = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(codes));
-  const __m512i low =
-      _mm512_permutex2var_epi8(table(kMagnitudeBytes.low), c, table(kMagnitudeBytes.low + 64));
-  const __m512i magnitude =
-      _mm512_permutex2var_epi8(table(kMagnitudeBytes.high), c, table(kMagnitudeBytes.high + 64));
-  // magnitude | (c & 0x80)
-  const __m512i high =
-      _mm512_ternarylogic_epi32(magnitude, c, _mm512_set1_epi8(static_cast<char>(0x80)), 0xF8);
-  pairs[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi8(low, high));
-  pairs[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi8(low, high));
+SGL_INLINE Vec sub(Vec a, Vec b) {
+  return _mm512_sub_ps(a, b);
 }
-
-#elif defined(SGL_TIER_AVX512_BF16)
-
-// In 16-bit lanes: normals by shift and add, subnormals by a table in a register, NaN by a mask.
-// Exact for every code and independent of FTZ and DAZ.
-SGL_INLINE void load_pairs(const e4m3_t* codes, Vec* pairs) {
-  const __m512i subnormals = _mm512_castsi128_si512(
-      _mm_setr_epi16(0x0000, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60));
-  for (int i = 0; i < kPairVecs; ++i) {
-    const __m512i c = _mm512_cvtepu8_epi16(load32(codes + 32 * i));
-    const __m512i magnitude = _mm512_and_si512(c, _mm512_set1_epi16(0x7F));
-    __m512i bits = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(0x3C00));
-    bits = _mm512_mask_permutexvar_epi16(
-        bits, _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8)), magnitude, subnormals);
-    bits = _mm512_mask_mov_epi16(bits, _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7F)),
-                                 _mm512_set1_epi16(0x7FF0));
-    // bits | ((c << 8) & 0x8000)
-    pairs[i] = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
-        bits, _mm512_slli_epi16(c, 8), _mm512_set1_epi16(static_cast<short>(0x8000)), 0xF8));
+SGL_INLINE Vec div(Vec a, Vec b) {
+  return _mm512_div_ps(a, b);
+}
+SGL_INLINE Vec max(Vec a, Vec b) {
+  return _mm512_max_ps(a, b);
+}
+SGL_INLINE Vec select_less(Vec a, Vec b, Vec x, Vec y) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+}
+SGL_INLINE Vec select_nan(Vec a, Vec x) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), x, a);
+}
+SGL_INLINE Vec exp_from(Vec p, Vec, Vec n, Vec x, Vec least) {
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), p, n);
+}
+constexpr bool kReducesNeighbours = false;
+SGL_INLINE float reduce_add(Vec v) {
+  return _mm512_reduce_add_ps(v);
+}
+SGL_INLINE float reduce_max(Vec v) {
+  return _mm512_reduce_max_ps(v);
+}
+// Shifted by one place a code is an fp16 number 2^8 too small, subnormals included; only NaN is
+// not.
+SGL_INLINE Vec load_act(const e4m3_t* p) {
+  const __m256i codes = _mm256_slli_epi16(
+      _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 8);
+  const __m256i magnitude =
+      _mm256_srli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x7F00)), 1);
+  // magnitude | (codes & 0x8000)
+  __m256i half = _mm256_ternarylogic_epi32(magnitude, codes,
+                                           _mm256_set1_epi16(static_cast<short>(0x8000)), 0xF8);
+  half = _mm256_mask_mov_epi16(half, _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x3F80)),
+                               _mm256_set1_epi16(0x7E00));
+  return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.f));
+}
+SGL_INLINE void transpose(Vec* r) {
+  Vec a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    a[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  const auto low = [](Vec x, Vec y) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+  };
+  const auto high = [](Vec x, Vec y) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)));
+  };
+  for (int i = 0; i < 16; i += 4) {
+    b[i] = low(a[i], a[i + 2]);
+    b[i + 1] = high(a[i], a[i + 2]);
+    b[i + 2] = low(a[i + 1], a[i + 3]);
+    b[i + 3] = high(a[i + 1], a[i + 3]);
+  }
+  // b[4g + c] holds column c of rows 4g..4g+3 in each 128-bit lane; lane l is column 4l + c.
+  for (int c = 0; c < 4; ++c) {
+    const Vec x = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x88);
+    const Vec y = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xDD);
+    const Vec z = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x88);
+    const Vec w = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xDD);
+    r[c] = _mm512_shuffle_f32x4(x, z, 0x88);
+    r[4 + c] = _mm512_shuffle_f32x4(y, w, 0x88);
+    r[8 + c] = _mm512_shuffle_f32x4(x, z, 0xDD);
+    r[12 + c] = _mm512_shuffle_f32x4(y, w, 0xDD);
   }
 }
-
-#endif
-#if defined(SGL_TIER_AVX512_BF16)
-#define SGL_HAS_BF16_DOT
-SGL_INLINE Vec dot_bf16(Vec a, Vec b, Vec c) {
-  return _mm512_dpbf16_ps(c, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b));
-}
-#endif
 
 }  // namespace SGL_TIER
 }  // namespace sgl_kernel

@@ -1,10 +1,8 @@
-// AArch64 Advanced SIMD (Armv8.0 baseline): 4 f32 lanes, 32 registers. The neon_bf16 tier adds the
-// bf16 pair dot product of FEAT_BF16.
+// AArch64 Advanced SIMD (Armv8.0 baseline): 4 f32 lanes, 32 registers.
 #pragma once
 
 #include <arm_neon.h>
 
-#include "simd/e4m3_tables.h"
 #include "simd/types.h"
 
 namespace sgl_kernel {
@@ -17,6 +15,12 @@ constexpr int kMR = 6;
 constexpr int kNRVecs = 4;
 constexpr int kUnrollK = 1;
 constexpr int kAccumulatorsWhileWidening = kMR * kNRVecs;
+
+// Attention: 8 x 3 accumulators + 3 vectors of queries + 1 broadcast: 28 of 32 registers; 6 x 4 + 4
+// + 1: 29.
+constexpr int kQkKeys = 8, kQkVecs = 3;
+constexpr int kPvRows = 6, kPvVecs = 4;
+constexpr int kDirectPvVecs = 4;
 
 SGL_INLINE Vec zero() {
   return vdupq_n_f32(0.f);
@@ -113,42 +117,58 @@ SGL_INLINE void e4m3_to_fp16_bits(const e4m3_t* codes, E4m3AsFp16* widened, NanW
   }
 }
 
-#if defined(SGL_TIER_NEON_BF16)
-#define SGL_HAS_BF16_DOT
-
-// A k pair of 32 columns as bf16 pairs, the even k in the low half of each 32-bit lane. A Vec here
-// carries 4 of them, moved as bits.
-constexpr int kPairVecs = 8;
-
-SGL_INLINE void load_pairs(const bf16_t* weights, Vec* pairs) {
-  for (int i = 0; i < kPairVecs; ++i) {
-    pairs[i] = vreinterpretq_f32_u16(vld1q_u16(&weights[8 * i].bits));
-  }
+SGL_INLINE Vec sub(Vec a, Vec b) {
+  return vsubq_f32(a, b);
 }
-
-// By nibble lookups: exact for every code, and no float instruction that FZ could touch.
-SGL_INLINE void load_pairs(const e4m3_t* codes, Vec* pairs) {
-  const uint8x16_t magnitude_mask = vdupq_n_u8(0x7F);
-  for (int i = 0; i < kPairVecs; i += 2) {
-    const uint8x16_t c = vld1q_u8(&codes[8 * i].bits);
-    const uint8x16_t magnitude = vandq_u8(c, magnitude_mask);
-    const uint8x16_t nan = vceqq_u8(magnitude, magnitude_mask);
-    // A lookup gives 0 for an index of 16 or more: for every code with eee != 0.
-    const uint8x16_t tiny_high = vqtbl1q_u8(vld1q_u8(kHighByLowNibble), magnitude);
-    const uint8x16_t tiny_fix = vqtbl1q_u8(vld1q_u8(kLowFixByLowNibble), magnitude);
-    uint8x16_t high = vqtbl1q_u8(vld1q_u8(kHighByHighNibble), vshrq_n_u8(c, 4));
-    high = vorrq_u8(vorrq_u8(high, tiny_high), nan);
-    // The code's low nibble moves to the top of the low byte.
-    const uint8x16_t low = veorq_u8(vshlq_n_u8(c, 4), tiny_fix);
-    pairs[i] = vreinterpretq_f32_u8(vzip1q_u8(low, high));
-    pairs[i + 1] = vreinterpretq_f32_u8(vzip2q_u8(low, high));
-  }
+SGL_INLINE Vec div(Vec a, Vec b) {
+  return vdivq_f32(a, b);
 }
-
-SGL_INLINE Vec dot_bf16(Vec a, Vec b, Vec c) {
-  return vbfdotq_f32(c, vreinterpretq_bf16_f32(a), vreinterpretq_bf16_f32(b));
+SGL_INLINE Vec max(Vec a, Vec b) {
+  return vmaxq_f32(a, b);
 }
-#endif
+SGL_INLINE Vec select_less(Vec a, Vec b, Vec x, Vec y) {
+  return vbslq_f32(vcltq_f32(a, b), x, y);
+}
+SGL_INLINE Vec select_nan(Vec a, Vec x) {
+  return vbslq_f32(vceqq_f32(a, a), x, a);
+}
+// x * 2^n, where n is in the low mantissa bits of t and neither x nor the result is subnormal.
+SGL_INLINE Vec add_exponent(Vec x, Vec t) {
+  return vreinterpretq_f32_s32(
+      vaddq_s32(vreinterpretq_s32_f32(x), vshlq_n_s32(vreinterpretq_s32_f32(t), 23)));
+}
+SGL_INLINE Vec exp_from(Vec p, Vec t, Vec, Vec x, Vec least) {
+  return select_nan(x, select_less(x, least, zero(), add_exponent(p, t)));
+}
+constexpr bool kReducesNeighbours = true;
+SGL_INLINE float reduce_add(Vec v) {
+  return vaddvq_f32(v);
+}
+SGL_INLINE float reduce_max(Vec v) {
+  return vmaxvq_f32(v);
+}
+SGL_INLINE Vec load_act(const e4m3_t* p) {
+  uint32_t word;
+  memcpy(&word, p, sizeof(word));
+  const uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(word));
+  const uint32x4_t codes = vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
+  const uint32x4_t magnitude = vandq_u32(codes, vdupq_n_u32(0x7F));
+  uint32x4_t bits = vaddq_u32(vshlq_n_u32(magnitude, 20), vdupq_n_u32(0x3C000000));
+  const uint32x4_t tiny =
+      vreinterpretq_u32_f32(vmulq_f32(vcvtq_f32_u32(magnitude), vdupq_n_f32(0x1p-9f)));
+  bits = vbslq_u32(vcltq_u32(magnitude, vdupq_n_u32(8)), tiny, bits);
+  bits = vbslq_u32(vceqq_u32(magnitude, vdupq_n_u32(0x7F)), vdupq_n_u32(0x7FF00000), bits);
+  const uint32x4_t sign = vshlq_n_u32(veorq_u32(codes, magnitude), 24);
+  return vreinterpretq_f32_u32(vorrq_u32(bits, sign));
+}
+SGL_INLINE void transpose(Vec* r) {
+  const Vec a = vtrn1q_f32(r[0], r[1]), b = vtrn2q_f32(r[0], r[1]);
+  const Vec c = vtrn1q_f32(r[2], r[3]), d = vtrn2q_f32(r[2], r[3]);
+  r[0] = vcombine_f32(vget_low_f32(a), vget_low_f32(c));
+  r[1] = vcombine_f32(vget_low_f32(b), vget_low_f32(d));
+  r[2] = vcombine_f32(vget_high_f32(a), vget_high_f32(c));
+  r[3] = vcombine_f32(vget_high_f32(b), vget_high_f32(d));
+}
 
 }  // namespace SGL_TIER
 }  // namespace sgl_kernel

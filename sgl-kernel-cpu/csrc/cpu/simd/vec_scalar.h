@@ -16,6 +16,12 @@ constexpr int kNRVecs = 4;
 constexpr int kUnrollK = 1;
 constexpr int kAccumulatorsWhileWidening = kMR * kNRVecs;
 
+// Attention: 4 x 2 accumulators + 2 vectors of queries + 1 broadcast: 11 of 16 registers; 2 x 4 + 4
+// + 1: 13.
+constexpr int kQkKeys = 4, kQkVecs = 2;
+constexpr int kPvRows = 2, kPvVecs = 4;
+constexpr int kDirectPvVecs = 4;
+
 SGL_INLINE Vec zero() {
   return Vec{0.f, 0.f, 0.f, 0.f};
 }
@@ -95,6 +101,52 @@ SGL_INLINE void e4m3_to_fp16_bits(const e4m3_t* codes, E4m3AsFp16* widened, NanW
   for (int i = 0; i < 32; ++i) {
     widened[i].bits = kE4m3Table.bf16_bits[codes[2 * i].bits];
     widened[32 + i].bits = kE4m3Table.bf16_bits[codes[2 * i + 1].bits];
+  }
+}
+
+SGL_INLINE Vec sub(Vec a, Vec b) {
+  return a - b;
+}
+SGL_INLINE Vec div(Vec a, Vec b) {
+  return a / b;
+}
+SGL_INLINE Vec max(Vec a, Vec b) {
+  return a > b ? a : b;
+}
+SGL_INLINE Vec select_less(Vec a, Vec b, Vec x, Vec y) {
+  return a < b ? x : y;
+}
+SGL_INLINE Vec select_nan(Vec a, Vec x) {
+  return a == a ? x : a;
+}
+// x * 2^n, where n is in the low mantissa bits of t and neither x nor the result is subnormal.
+SGL_INLINE Vec add_exponent(Vec x, Vec t) {
+  Bits a, b;
+  memcpy(&a, &x, sizeof(a));
+  memcpy(&b, &t, sizeof(b));
+  a += b << 23;
+  memcpy(&x, &a, sizeof(x));
+  return x;
+}
+SGL_INLINE Vec exp_from(Vec p, Vec t, Vec, Vec x, Vec least) {
+  return select_nan(x, select_less(x, least, zero(), add_exponent(p, t)));
+}
+constexpr bool kReducesNeighbours = false;
+SGL_INLINE float reduce_add(Vec v) {
+  return (v[0] + v[2]) + (v[1] + v[3]);
+}
+SGL_INLINE float reduce_max(Vec v) {
+  const float a = v[0] > v[2] ? v[0] : v[2];
+  const float b = v[1] > v[3] ? v[1] : v[3];
+  return a > b ? a : b;
+}
+SGL_INLINE void transpose(Vec* r) {
+  for (int i = 0; i < kLanes; ++i) {
+    for (int j = 0; j < i; ++j) {
+      const float x = r[i][j];
+      r[i][j] = r[j][i];
+      r[j][i] = x;
+    }
   }
 }
 

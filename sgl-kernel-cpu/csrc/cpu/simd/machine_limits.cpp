@@ -2,7 +2,6 @@
 // Benchmarks print their results as a share of these. Compiled once per tier.
 #include "dispatch/kernel_list.h"
 #include "simd/dot.h"
-#include "simd/vec.h"
 
 namespace sgl_kernel {
 namespace SGL_TIER {
@@ -26,52 +25,25 @@ SGL_INLINE float reduce(Vec* sums, int count) {
 // registers.
 constexpr int kAccumulators = kLanes == 8 ? 12 : 16;
 
-struct MultiplyF32 {
-  static constexpr int kProducts = 1;  // of a lane
-  SGL_INLINE Vec apply(Vec a, Vec b, Vec c) { return fma(a, b, c); }
-};
-#if defined(SGL_HAS_BF16_DOT)
-struct MultiplyBf16Pairs {
-  static constexpr int kProducts = 2;
-  SGL_INLINE Vec apply(Vec a, Vec b, Vec c) { return dot_bf16(a, b, c); }
-};
-#endif
-
-template <typename Multiply>
-SGL_INLINE int64_t multiply_in_registers(int64_t steps, float* sink) {
-  Vec sums[kAccumulators];
-  for (int i = 0; i < kAccumulators; ++i) sums[i] = set1(static_cast<float>(i));
-  const Vec a = set1(sink[0]);
-  const Vec b = set1(sink[1]);
-  for (int64_t s = 0; s < steps; ++s) {
+// As many multiplications of a dot policy as the machine can do; returns how many multiply-adds.
+template <typename Dot>
+SGL_INLINE int64_t repeat_multiplication(int64_t steps, float* sink) {
+  if constexpr (Dot::kTiles) {
+    return Dot::repeat_multiplication(steps);
+  } else {
+    constexpr int kProducts = 2 / Dot::kAccumulators;  // of a lane
+    Vec sums[kAccumulators];
+    for (int i = 0; i < kAccumulators; ++i) sums[i] = set1(static_cast<float>(i));
+    const Vec a = set1(sink[0]);
+    const Vec b = set1(sink[1]);
+    for (int64_t s = 0; s < steps; ++s) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kAccumulators; ++i) sums[i] = Multiply::apply(a, b, sums[i]);
+      for (int i = 0; i < kAccumulators; ++i) sums[i] = Dot::dot(a, b, sums[i]);
+    }
+    sink[0] = reduce(sums, kAccumulators) == 12345.f ? 1.f : sink[0];
+    return steps * kAccumulators * kLanes * kProducts;
   }
-  sink[0] = reduce(sums, kAccumulators) == 12345.f ? 1.f : sink[0];
-  return steps * kAccumulators * kLanes * Multiply::kProducts;
 }
-
-#if defined(SGL_TIER_AMX)
-// Four tiles of sums from two tiles of rows and two of columns, as the kernel has them.
-int64_t multiply_in_tiles(int64_t steps) {
-  const AmxTileState state;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  _tile_zero(4);
-  _tile_zero(5);
-  _tile_zero(6);
-  _tile_zero(7);
-  for (int64_t s = 0; s < steps; ++s) {
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  return steps * 4 * 16 * 16 * 32;
-}
-#endif
 
 }  // namespace
 
@@ -93,13 +65,8 @@ float read_probe_kernel_impl(const float* data, int64_t count) {
 }
 
 int64_t multiply_probe_kernel_impl(bool bf16, int64_t steps, float* sink) {
-#if defined(SGL_TIER_AMX)
-  if (bf16) return multiply_in_tiles(steps);
-#elif defined(SGL_HAS_BF16_DOT)
-  if (bf16) return multiply_in_registers<MultiplyBf16Pairs>(steps, sink);
-#endif
-  (void)bf16;
-  return multiply_in_registers<MultiplyF32>(steps, sink);
+  return bf16 ? repeat_multiplication<ActDotFor<bf16_t>>(steps, sink)
+              : repeat_multiplication<DotF32>(steps, sink);
 }
 
 }  // namespace SGL_TIER

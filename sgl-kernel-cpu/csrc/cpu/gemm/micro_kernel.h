@@ -15,6 +15,7 @@
 #pragma once
 
 #include "simd/dot.h"
+#include "simd/int_math.h"
 
 namespace sgl_kernel {
 namespace SGL_TIER {
@@ -26,13 +27,12 @@ constexpr int kMicroAccumulators = kMR * kNRVecs;
 // large as each other.
 template <typename Dot>
 constexpr int group_vecs(int rows, int registers = kMicroAccumulators) {
-  const int most = registers / rows;
-  const int groups = (Dot::kVecs + most - 1) / most;
-  return (Dot::kVecs + groups - 1) / groups;
+  const int64_t groups = div_up(Dot::kVecs, registers / rows);
+  return static_cast<int>(div_up(Dot::kVecs, groups));
 }
 template <typename Dot>
 constexpr int group_count(int rows) {
-  return (Dot::kVecs + group_vecs<Dot>(rows) - 1) / group_vecs<Dot>(rows);
+  return static_cast<int>(div_up(Dot::kVecs, group_vecs<Dot>(rows)));
 }
 
 // A k pair of weights as Dot multiplies it: kPanelPair floats of a panel, or packed weights.

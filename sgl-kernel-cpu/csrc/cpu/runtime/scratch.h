@@ -18,6 +18,7 @@
 //   const NormScratch scratch(args, &layout);
 #pragma once
 
+#include "simd/int_math.h"
 #include "simd/types.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -39,7 +40,7 @@ class ScratchLayout {
   template <typename T>
   SGL_MEMBER T* take(int64_t count) {
     const int64_t begin = bytes_, size = count * static_cast<int64_t>(sizeof(T));
-    bytes_ = (begin + size + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+    bytes_ = round_up(begin + size, kScratchAlignment);
 #if defined(__SANITIZE_ADDRESS__)
     // Between two arrays lie bytes that nobody may touch: without them a read or write behind one
     // array would quietly hit the next.

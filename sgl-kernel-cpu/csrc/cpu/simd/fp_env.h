@@ -1,6 +1,7 @@
 // Kernels run in a floating-point environment of their own, whatever the calling thread has set:
 // round to nearest, subnormals kept (or flushed, where a tier's instructions do so anyway). The
-// thread's own settings come back when the guard goes.
+// thread's own settings come back when the guard goes. The control register is the architecture's,
+// not a tier's: `scalar` is a tier of all of them.
 #pragma once
 
 #include <cstdint>
@@ -25,30 +26,30 @@ class FpEnvGuard {
 
  private:
 #if defined(__x86_64__)
-  using Word = unsigned int;
-  static constexpr Word kDefault = 0x1F80;  // all exceptions masked, FTZ and DAZ clear
-  static constexpr Word kFlush = 0x9FC0;    // the same with FTZ and DAZ set
-  static Word read() { return _mm_getcsr(); }
-  static void write(Word word) { _mm_setcsr(word); }
+  using Control = unsigned int;
+  static constexpr Control kDefault = 0x1F80;  // all exceptions masked, FTZ and DAZ clear
+  static constexpr Control kFlush = 0x9FC0;    // the same with FTZ and DAZ set
+  static Control read() { return _mm_getcsr(); }
+  static void write(Control control) { _mm_setcsr(control); }
 #elif defined(__aarch64__)
-  using Word = uint64_t;
-  static constexpr Word kDefault = 0;
-  static constexpr Word kFlush = uint64_t{1} << 24;  // FZ
-  static Word read() {
-    Word word;
-    asm volatile("mrs %0, fpcr" : "=r"(word));
-    return word;
+  using Control = uint64_t;
+  static constexpr Control kDefault = 0;
+  static constexpr Control kFlush = uint64_t{1} << 24;  // FZ
+  static Control read() {
+    Control control;
+    asm volatile("mrs %0, fpcr" : "=r"(control));
+    return control;
   }
-  static void write(Word word) { asm volatile("msr fpcr, %0" : : "r"(word)); }
+  static void write(Control control) { asm volatile("msr fpcr, %0" : : "r"(control)); }
 #else
-  using Word = int;
-  static constexpr Word kDefault = 0;
-  static constexpr Word kFlush = 0;
-  static Word read() { return 0; }
-  static void write(Word) {}
+  using Control = int;
+  static constexpr Control kDefault = 0;
+  static constexpr Control kFlush = 0;
+  static Control read() { return 0; }
+  static void write(Control) {}
 #endif
 
-  Word saved_;
+  Control saved_;
 };
 
 }  // namespace

@@ -3,4 +3,4 @@
 __version__ = "0.1.0"
 
 KERNEL_DISTRIBUTION = "sgl-kernel-cpu"
-KERNEL_VERSIONS = ">=0.3.0,<0.4.0"
+KERNEL_VERSIONS = ">=0.4.0,<0.5.0"

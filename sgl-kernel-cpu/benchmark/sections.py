@@ -79,7 +79,7 @@ def measure_overhead(threads: Sequence[int], rounds: int) -> list[Overhead]:
             )
             out = torch.empty(1, shape.n, dtype=x.dtype)
             arguments = (x, w, scale, None, x.dtype, True)
-            call = torch.ops.sgl_kernel.fp8_per_tensor_scaled_mm_cpu
+            call = sgl_kernel.fp8_per_tensor_scaled_mm_cpu
             runs: dict[str, Callable[[], float]] = {
                 "call": partial(_each, 100, partial(call, *arguments)),
                 "kernel": partial(_OPS.kernel_seconds, out, x, w, scale, 100),

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 
 _LIBRARY_PATH = Path(__file__).parent / "sgl_kernel_ops.so"
-_REBUILD = "rebuild with `make -C sgl-kernel-cpu` or reinstall sgl-kernel-cpu"
+REBUILD = "rebuild with `make -C sgl-kernel-cpu` or reinstall sgl-kernel-cpu"
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
     if not _LIBRARY_PATH.exists():
-        raise ImportError(f"sgl_kernel: {_LIBRARY_PATH} is missing; {_REBUILD}")
+        raise ImportError(f"sgl_kernel: {_LIBRARY_PATH} is missing; {REBUILD}")
     try:
         torch.ops.load_library(str(_LIBRARY_PATH))
     except OSError as error:
         raise ImportError(
             f"sgl_kernel: cannot load {_LIBRARY_PATH} with Torch {torch.__version__} on "
-            f"{platform.machine()} (it needs Torch 2.10 or later): {error}; {_REBUILD}"
+            f"{platform.machine()} (it needs Torch 2.10 or later): {error}; {REBUILD}"
         ) from error
     library = ctypes.CDLL(str(_LIBRARY_PATH))
     for name in ("sgl_kernel_set_isa", "sgl_kernel_check_isa", "sgl_kernel_cpu_info"):
@@ -49,7 +49,7 @@ def load_library() -> str:
     built = _library_info()["version"]
     if built != version:
         raise ImportError(
-            f"sgl_kernel: the package is version {version}, its library {built}; {_REBUILD}"
+            f"sgl_kernel: the package is version {version}, its library {built}; {REBUILD}"
         )
     return version
 

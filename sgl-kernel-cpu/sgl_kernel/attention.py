@@ -1,7 +1,8 @@
-"""Typed wrappers of the attention ops: grouped heads over a paged KV cache.
+"""Attention of grouped heads over a paged KV cache.
 
 Names, argument order and meaning are those of SGLang's CPU backend where it has the op; optional
-arguments behind ``logit_cap`` are ours. Shapes: T new tokens, B requests; slots are the rows of the
+arguments behind ``logit_cap`` are ours. The body of an op is its fake kernel, see
+:mod:`sgl_kernel.fakes`. Shapes: T new tokens, B requests; slots are the rows of the
 caches; heads is a multiple of kv_heads, and query head h uses head ``h // (heads // kv_heads)`` of
 the cache. `float` means float32, bfloat16 or float16. Last dimensions have unit stride, all others
 may be strided.
@@ -22,10 +23,18 @@ batch, for every number of threads, in decode_attention_cpu and in extend_attent
 whatever other new tokens. See docs/numerics.md.
 """
 
-import torch
 from torch import Tensor
 
+from sgl_kernel._op import op
 
+__all__ = [
+    "decode_attention_cpu",
+    "extend_attention_cpu",
+    "fused_qkv_attention_cpu",
+]
+
+
+@op
 def decode_attention_cpu(
     query: Tensor,
     k_cache: Tensor,
@@ -59,27 +68,9 @@ def decode_attention_cpu(
         seq_lens: [B] tokens of each request, the new one included; 0 is padding and gives zeros.
         sm_scale, logit_cap, sliding_window, sinks, k_scale, v_scale: see above.
     """
-    torch.ops.sgl_kernel.decode_attention_cpu(
-        query,
-        k_cache,
-        v_cache,
-        output,
-        key,
-        value,
-        loc,
-        attn_logits,
-        req_to_token,
-        req_pool_indices,
-        seq_lens,
-        sm_scale,
-        logit_cap,
-        sliding_window,
-        sinks,
-        k_scale,
-        v_scale,
-    )
 
 
+@op
 def extend_attention_cpu(
     q_extend: Tensor,
     k_extend: Tensor | None,
@@ -118,28 +109,9 @@ def extend_attention_cpu(
         max_len_extend: the largest of extend_seq_lens, or more.
         sm_scale, logit_cap, sliding_window, sinks, k_scale, v_scale: see above.
     """
-    torch.ops.sgl_kernel.extend_attention_cpu(
-        q_extend,
-        k_extend,
-        v_extend,
-        o_extend,
-        k_buffer,
-        v_buffer,
-        req_to_token,
-        req_pool_indices,
-        seq_lens,
-        extend_seq_lens,
-        extend_start_loc,
-        max_len_extend,
-        sm_scale,
-        logit_cap,
-        sliding_window,
-        sinks,
-        k_scale,
-        v_scale,
-    )
 
 
+@op
 def fused_qkv_attention_cpu(
     qkv: Tensor,
     positions: Tensor,
@@ -184,28 +156,4 @@ def fused_qkv_attention_cpu(
     Returns:
         [T, num_heads * v_head_dim] of qkv's dtype.
     """
-    return torch.ops.sgl_kernel.fused_qkv_attention_cpu(
-        qkv,
-        positions,
-        cos_sin_cache,
-        is_neox,
-        num_heads,
-        num_kv_heads,
-        q_weight,
-        k_weight,
-        eps,
-        k_cache,
-        v_cache,
-        indices,
-        req_to_token,
-        req_pool_indices,
-        seq_lens,
-        extend_seq_lens,
-        sm_scale,
-        logit_cap,
-        sliding_window,
-        sinks,
-        k_scale,
-        v_scale,
-        q_scale,
-    )
+    return qkv.new_empty((qkv.shape[0], num_heads * v_cache.shape[2]))

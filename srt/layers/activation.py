@@ -1,7 +1,8 @@
 """Gated activations."""
 
-import torch
 from torch import Tensor, nn
+
+import sgl_kernel
 
 
 class SiluAndMul(nn.Module):
@@ -11,5 +12,4 @@ class SiluAndMul(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[T, 2 * d]` to `[T, d]`, in float32 with one rounding."""
-        out: Tensor = torch.ops.sgl_kernel.silu_and_mul_cpu.default(x)
-        return out
+        return sgl_kernel.silu_and_mul_cpu(x)

@@ -7,6 +7,7 @@ whose value is the first part of its key, so its cache holds no values.
 import torch
 from torch import Tensor, nn
 
+import sgl_kernel
 from srt.layers.forward_batch_info import ForwardBatch, ForwardMode
 from srt.layers.layernorm import RMSNorm
 from srt.layers.rotary_embedding import RotaryEmbedding
@@ -68,7 +69,9 @@ class RadixAttention(nn.Module):
         k_cache, v_cache = pool.get_kv_buffer(self.layer_id)
         assert v_cache is not None, "the layout of grouped-query attention holds values"
         k_scale, v_scale = pool.get_kv_scales(self.layer_id)
-        heads = (
+        decodes = batch.forward_mode is ForwardMode.DECODE
+        return sgl_kernel.fused_qkv_attention_cpu(
+            qkv,
             batch.positions,
             _NO_ROTATION if rope is None else rope.cos_sin_cache,
             rope is None or not rope.interleaved,
@@ -80,11 +83,6 @@ class RadixAttention(nn.Module):
             k_cache,
             v_cache,
             batch.out_cache_loc,
-        )
-        decodes = batch.forward_mode is ForwardMode.DECODE
-        out: Tensor = torch.ops.sgl_kernel.fused_qkv_attention_cpu.default(
-            qkv,
-            *heads,
             batch.req_to_token,
             batch.req_pool_indices,
             batch.seq_lens,
@@ -97,7 +95,6 @@ class RadixAttention(nn.Module):
             v_scale,
             None if rope is None else rope.query_scale,
         )
-        return out
 
 
 class RadixLatentAttention(nn.Module):
@@ -184,23 +181,23 @@ def latent_attention(
     Returns:
         `[T, heads, v_head_dim]`.
     """
-    ops = torch.ops.sgl_kernel
     values = cache.narrow(2, 0, v_head_dim)
-    ops.store_cache_cpu.default(
-        key, key.narrow(2, 0, v_head_dim), cache, values, out_cache_loc, None, *[cache_scale] * 2
-    )
+    sgl_kernel.store_cache_cpu(
+        key, key.narrow(2, 0, v_head_dim), cache, values, out_cache_loc, None, cache_scale,
+        cache_scale,
+    )  # fmt: skip
     out = query.new_empty(*query.shape[:2], v_head_dim)
-    requests = (req_to_token, req_pool_indices, seq_lens)
-    options = (sm_scale, 0.0, 0, None, cache_scale, cache_scale)
-    # Keys and values are in the cache.
-    if extend_seq_lens is None:
-        fresh = (None, None, None, None)
-        ops.decode_attention_cpu.default(query, cache, values, out, *fresh, *requests, *options)
+    if extend_seq_lens is None or extend_start_loc is None:
+        sgl_kernel.decode_attention_cpu(
+            query, cache, values, out, None, None, None, None, req_to_token, req_pool_indices,
+            seq_lens, sm_scale, 0.0, 0, None, cache_scale, cache_scale,
+        )  # fmt: skip
     else:
-        extend = (extend_seq_lens, extend_start_loc, max_extend_len)
-        ops.extend_attention_cpu.default(
-            query, None, None, out, cache, values, *requests, *extend, *options
-        )
+        sgl_kernel.extend_attention_cpu(
+            query, None, None, out, cache, values, req_to_token, req_pool_indices, seq_lens,
+            extend_seq_lens, extend_start_loc, max_extend_len, sm_scale, 0.0, 0, None, cache_scale,
+            cache_scale,
+        )  # fmt: skip
     return out
 
 

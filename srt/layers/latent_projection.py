@@ -64,7 +64,7 @@ class HeadwiseLinear(nn.Module):
             x = x * self.input_scale
         out_dtype = dtype if self.output_scale is None else torch.float32
         out = x.new_empty(x.shape[0], x.shape[1], self.weight.shape[1], dtype=out_dtype)
-        torch.ops.sgl_kernel.bmm_cpu.default(
+        sgl_kernel.bmm_cpu(
             out.transpose(0, 1), x.to(dtype).transpose(0, 1), self.weight, True, self.scale
         )
         return out if self.output_scale is None else (out * self.output_scale).to(dtype)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+import sgl_kernel
 from srt.layers.parameter import ModelParameter
 
 
@@ -33,11 +34,5 @@ class RMSNorm(nn.Module):
             The shape of `x`.
         """
         if residual is None:
-            normed: Tensor = torch.ops.sgl_kernel.rmsnorm_cpu.default(
-                x, self.weight, self.eps, self.dtype
-            )
-            return normed
-        summed: Tensor = torch.ops.sgl_kernel.add_rmsnorm_cpu.default(
-            x, residual, self.weight, self.eps, self.dtype
-        )
-        return summed
+            return sgl_kernel.rmsnorm_cpu(x, self.weight, self.eps, self.dtype)
+        return sgl_kernel.add_rmsnorm_cpu(x, residual, self.weight, self.eps, self.dtype)

@@ -41,10 +41,9 @@ class QuantizedLMHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, hidden_size]` to logits `[B, vocab_size]`, float32."""
-        logits: Tensor = torch.ops.sgl_kernel.fp8_per_channel_scaled_mm_cpu.default(
+        return sgl_kernel.fp8_per_channel_scaled_mm_cpu(
             x, self.weight, self.weight_scale, None, torch.float32, True
         )
-        return logits
 
 
 def quantize_lm_head(lm_head: nn.Module) -> QuantizedLMHead | None:

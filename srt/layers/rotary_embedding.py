@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import sgl_kernel
 from srt.errors import UnsupportedConfigError
 from srt.utils.inference_mode import in_inference_mode
 
@@ -86,10 +87,9 @@ class RotaryEmbedding(nn.Module):
         """Rotated copies of `query` and `key`, `[T, heads, head_dim]` each, for positions `[T]`.
         Features beyond the rotary ones stay as they are.
         """
-        rotated: tuple[Tensor, Tensor] = torch.ops.sgl_kernel.rotary_embedding_cpu.default(
+        return sgl_kernel.rotary_embedding_cpu(
             positions, query, key, query.shape[-1], self.cos_sin_cache, not self.interleaved
         )
-        return rotated
 
 
 def get_rope(

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import sgl_kernel
 from srt.checkpoint.formats.quantization_config import QuantizationConfig
 from srt.layers.linear import ColumnParallelLinear
 from srt.layers.parameter import ModelParameter
@@ -48,10 +49,7 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """`[T]` int64 to `[T, hidden_size]`."""
-        rows: Tensor = torch.ops.sgl_kernel.packed_embedding_cpu.default(
-            input_ids, self.weight, self.packed, self.dtype
-        )
-        return rows
+        return sgl_kernel.packed_embedding_cpu(input_ids, self.weight, self.packed, self.dtype)
 
     def logits(self, x: Tensor) -> Tensor:
         """`[B, hidden_size]` to logits `[B, vocab_size]`, float32, by the table as a tied output
@@ -59,10 +57,7 @@ class VocabParallelEmbedding(nn.Module):
         """
         if x.dtype == torch.float32:
             return F.linear(x, self.weight.to(torch.float32))
-        product: Tensor = torch.ops.sgl_kernel.weight_packed_linear.default(
-            x, self.weight, None, True, torch.float32
-        )
-        return product
+        return sgl_kernel.weight_packed_linear(x, self.weight, None, True, torch.float32)
 
 
 class ParallelLMHead(ColumnParallelLinear):

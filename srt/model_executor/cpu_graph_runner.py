@@ -3,7 +3,7 @@
 Every shape in a captured batch is fixed, so nothing is compiled after `capture`: a smaller batch is
 padded up with rows of padding, and attention, whose work depends on the lengths of the
 requests, is an opaque operator. Tracing needs the fake kernel (result's shape and dtype) of every
-operator, which `capture` checks first.
+operator: `capture` registers those of the kernel package and looks for operators that have none.
 """
 
 import sys
@@ -16,6 +16,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 from tqdm import tqdm
 
+import sgl_kernel
 from srt.errors import SrtError
 from srt.layers.forward_batch_info import ForwardBatch
 from srt.model_executor.decode_buffers import DecodeBuffers
@@ -29,6 +30,13 @@ def default_batch_sizes(max_running_requests: int) -> tuple[int, ...]:
     """Powers of two below the limit, and the limit."""
     sizes = [1 << i for i in range(max_running_requests.bit_length())]
     return tuple(sorted({*(s for s in sizes if s < max_running_requests), max_running_requests}))
+
+
+def register_fake_ops() -> None:
+    """Registers the fake kernels of the ops of `sgl_kernel`, which importing it does not. Further
+    calls do nothing.
+    """
+    sgl_kernel.fakes.register()
 
 
 def operators_without_fake(namespace: str) -> list[str]:
@@ -81,6 +89,7 @@ class CPUGraphRunner:
                 f"graph mode needs Torch {MIN_TORCH} or later, found {torch.__version__}; "
                 "run without it, or install a newer Torch"
             )
+        register_fake_ops()
         missing = operators_without_fake("sgl_kernel")
         if missing:
             raise SrtError(f"graph mode needs a fake kernel of {', '.join(missing)}")

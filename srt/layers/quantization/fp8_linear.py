@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+import sgl_kernel
 from srt.checkpoint.dtypes import FP8_DTYPE
 from srt.layers.parameter import Fp8WeightParameter, WeightScaleParameter
 from srt.layers.quantization.linear_method import LinearMethodBase
@@ -87,19 +88,18 @@ class Fp8LinearMethod(LinearMethodBase):
         bias: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        ops = torch.ops.sgl_kernel
         rows = flatten_rows(x)
-        weight, scale = layer.weight, cast(Tensor, layer.weight_scale)
+        weight, scale = cast(Tensor, layer.weight), cast(Tensor, layer.weight_scale)
         dtype = out_dtype or x.dtype
         if scale.dim() == 2:
             assert self.block is not None
             block = [self.row_block, self.block[1]]
-            out = ops.fp8_scaled_mm_cpu.default(rows, weight, scale, block, bias, dtype, True)
+            out = sgl_kernel.fp8_scaled_mm_cpu(rows, weight, scale, block, bias, dtype, True)
         else:
             scaled_mm = (
-                ops.fp8_per_tensor_scaled_mm_cpu.default
+                sgl_kernel.fp8_per_tensor_scaled_mm_cpu
                 if scale.numel() == 1
-                else ops.fp8_per_channel_scaled_mm_cpu.default
+                else sgl_kernel.fp8_per_channel_scaled_mm_cpu
             )
             out = scaled_mm(rows, weight, scale, bias, dtype, True)
         return restore_rows(out, x)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+import sgl_kernel
 from srt.layers.quantization.linear_method import LinearMethodBase
 from srt.layers.quantization.unquant import flatten_rows, restore_rows
 
@@ -88,5 +89,5 @@ class MixedLinearMethod(LinearMethodBase):
             start = end
         out = results[0]
         for i in range(1, len(results), 2):  # the operator takes up to three
-            out = torch.ops.sgl_kernel.concat_columns_cpu.default(out, *results[i : i + 2])
+            out = sgl_kernel.concat_columns_cpu(out, *results[i : i + 2])
         return restore_rows(out, x)

@@ -1,10 +1,12 @@
 """Linear layers whose weight stays in bfloat16."""
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+import sgl_kernel
 from srt.layers.parameter import ModelParameter
 from srt.layers.quantization.linear_method import LinearMethodBase
 from srt.layers.weight_utils import pack_weight_
@@ -44,7 +46,7 @@ class UnquantizedLinearMethod(LinearMethodBase):
         bias: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        out = torch.ops.sgl_kernel.weight_packed_linear.default(
-            flatten_rows(x), layer.weight, bias, True, out_dtype
+        out = sgl_kernel.weight_packed_linear(
+            flatten_rows(x), cast(Tensor, layer.weight), bias, True, out_dtype
         )
         return restore_rows(out, x)

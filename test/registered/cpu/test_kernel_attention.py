@@ -11,7 +11,7 @@ from torch import Tensor
 import sgl_kernel
 from sgl_kernel.testing import UNIT_ROUNDOFF, check_close, isa
 from srt.test.ci_register import register_cpu_ci
-from srt.test.kernel_references import reference_attention
+from srt.test.kernels.references import reference_attention
 from srt.test.torch_threads import torch_threads
 
 register_cpu_ci(est_time=25, suite="per-commit")

@@ -1,4 +1,4 @@
-"""Random arguments of every op against its contract (srt/test/kernel_contracts.py).
+"""Random arguments of every op against its contract (srt/test/kernels/).
 
 What the contract allows must run; anything else must be refused by a message that names the op and
 the argument, before anything is written. The calls are the same in every run.
@@ -16,14 +16,12 @@ from torch import Tensor
 
 import sgl_kernel
 from srt.test.ci_register import register_cpu_ci
-from srt.test.kernel_calls import all_ops
-from srt.test.kernel_contract_checks import INDICES, Arguments, ones
-from srt.test.kernel_contracts import CONTRACTS, FAMILY_OPS, good_arguments, is_allowed
-from srt.test.kernel_fuzz import BF16, E4M3, F16, F32, FLOATS, fuzz
+from srt.test.kernels import FAMILIES, RECORDS, all_ops, is_allowed
+from srt.test.kernels.properties import BF16, E4M3, F16, F32, FLOATS, INDICES, Arguments, ones
+from srt.test.kernels.record import fuzz
 
 register_cpu_ci(est_time=20, suite="per-commit")
 
-FAMILIES = dict(zip(("products", "rows", "heads", "attention"), FAMILY_OPS, strict=True))
 DTYPES = (
     BF16,
     F16,
@@ -91,11 +89,11 @@ def other_value(draw: st.DrawFn, name: str, value: Any) -> Any:
 
 
 @st.composite
-def calls(draw: st.DrawFn, ops: tuple[str, ...]) -> tuple[str, Arguments]:
+def calls(draw: st.DrawFn, family: str) -> tuple[str, Arguments]:
     """An op, and arguments of which one or two may not be good."""
-    op = draw(st.sampled_from(ops))
-    dtype = draw(st.sampled_from(CONTRACTS[op][2]))
-    arguments = good_arguments(op, dtype, draw(st.sampled_from((dtype, F32))))
+    op = draw(st.sampled_from([*FAMILIES[family]]))
+    dtype = draw(st.sampled_from(RECORDS[op].dtypes))
+    arguments = RECORDS[op].arguments(dtype, draw(st.sampled_from((dtype, F32))))
     names = sorted(name for name, value in arguments.items() if value is not None)
     for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
         others = [x for x in arguments.values() if isinstance(x, Tensor)]
@@ -103,8 +101,9 @@ def calls(draw: st.DrawFn, ops: tuple[str, ...]) -> tuple[str, Arguments]:
             arguments[name] = draw(st.sampled_from(others))  # one tensor in two places
         else:
             arguments[name] = other_value(draw, name, arguments[name])
-    has_default = op == "weight_packed_linear" or op in FAMILIES["rows"]
-    if has_default and "out_dtype" in arguments and draw(st.booleans()):
+    schema = getattr(torch.ops.sgl_kernel, op).default._schema
+    has_default = any(a.name == "out_dtype" and a.has_default_value() for a in schema.arguments)
+    if has_default and draw(st.booleans()):
         arguments["out_dtype"] = None
     return op, arguments
 
@@ -137,16 +136,14 @@ def check(op: str, arguments: Arguments) -> None:
         assert torch.equal(bits(value), before[name]), f"refused, but {name} was written"
 
 
-def test_every_op_has_a_contract() -> None:
-    assert sorted(CONTRACTS) == all_ops(), (
-        "write the op's contract in srt/test/kernel_contracts*.py"
-    )
+def test_every_op_has_a_record() -> None:
+    assert sorted(RECORDS) == all_ops(), "write the op's record in srt/test/kernels/"
 
 
-@pytest.mark.parametrize("op", CONTRACTS)
+@pytest.mark.parametrize("op", RECORDS)
 def test_good_arguments_are_good(op: str) -> None:
-    for dtype in CONTRACTS[op][2]:
-        arguments = good_arguments(op, dtype, F32)
+    for dtype in RECORDS[op].dtypes:
+        arguments = RECORDS[op].arguments(dtype, F32)
         assert is_allowed(op, arguments)
         getattr(sgl_kernel, op)(**arguments)
 
@@ -155,7 +152,7 @@ def run_calls(family: str, examples: int) -> None:
     """Draw that many calls of the family's ops."""
 
     @fuzz(examples)
-    @given(calls(FAMILIES[family]))
+    @given(calls(family))
     def run(call: tuple[str, Arguments]) -> None:
         check(*call)
 

@@ -20,7 +20,7 @@ import sgl_kernel
 from sgl_kernel import RecordingError, record
 from sgl_kernel.testing import isa, random_weight
 from srt.test.ci_register import register_cpu_ci
-from srt.test.kernel_calls import all_ops, sample_calls
+from srt.test.kernels import all_ops, sample_calls
 from srt.test.torch_threads import torch_threads
 
 register_cpu_ci(est_time=12, suite="per-commit")

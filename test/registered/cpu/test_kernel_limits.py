@@ -16,7 +16,7 @@ from torch import Tensor
 import sgl_kernel
 from sgl_kernel.testing import isa, reference_mm
 from srt.test.ci_register import register_cpu_ci
-from srt.test.kernel_calls import all_ops, sample_calls
+from srt.test.kernels import all_ops, sample_calls
 
 register_cpu_ci(est_time=10, suite="per-commit")
 
@@ -121,6 +121,7 @@ def test_inputs_that_require_grad(op: str) -> None:
 
 
 def test_a_compiled_function_refuses_gradients_while_it_is_traced() -> None:
+    sgl_kernel.fakes.register()
     x, weight = torch.randn(2, 8, requires_grad=True), torch.rand(8)
     with torch._subclasses.FakeTensorMode() as mode:
         with pytest.raises(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import sgl_kernel
 from srt.test.ci_register import register_cpu_ci
-from srt.test.kernel_calls import all_ops, sample_calls
+from srt.test.kernels import all_ops, sample_calls
 
 register_cpu_ci(est_time=6, suite="per-commit")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 import sgl_kernel
 from sgl_kernel.testing import check_close, isa
 from srt.test.ci_register import register_cpu_ci
-from srt.test.kernel_references import U, reference_rmsnorm
+from srt.test.kernels.references import U, reference_rmsnorm
 from srt.test.torch_threads import torch_threads
 
 register_cpu_ci(est_time=8, suite="per-commit")

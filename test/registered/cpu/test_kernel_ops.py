@@ -1,4 +1,4 @@
-"""The ops as Torch sees them: schemas, fake kernels, opcheck, tiers."""
+"""The ops as Torch sees them: fake kernels, opcheck, tiers."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import sgl_kernel
 from sgl_kernel.testing import random_weight
 from srt.test.ci_register import register_cpu_ci
-from srt.test.kernel_calls import all_ops, sample_calls
+from srt.test.kernels import all_ops, sample_calls
 
 register_cpu_ci(est_time=30, suite="per-commit")
 
@@ -20,64 +20,9 @@ E4M3 = torch.float8_e4m3fn
 TIERS: list[str] = sgl_kernel.cpu_info()["tiers_available"]
 
 
-SCHEMAS = {
-    "decode_attention_cpu": "(Tensor query, Tensor(a!) k_cache, Tensor(b!) v_cache, "
-    "Tensor(c!) output, Tensor? key, Tensor? value, Tensor? loc, Tensor? attn_logits, "
-    "Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, float sm_scale, "
-    "float logit_cap, int sliding_window=0, Tensor? sinks=None, float k_scale=1., "
-    "float v_scale=1.) -> ()",
-    "extend_attention_cpu": "(Tensor q_extend, Tensor? k_extend, Tensor? v_extend, "
-    "Tensor(a!) o_extend, Tensor k_buffer, Tensor v_buffer, Tensor req_to_token, "
-    "Tensor req_pool_indices, Tensor seq_lens, Tensor extend_seq_lens, Tensor extend_start_loc, "
-    "int max_len_extend, float sm_scale, float logit_cap, int sliding_window=0, "
-    "Tensor? sinks=None, float k_scale=1., float v_scale=1.) -> ()",
-    "fused_qkv_attention_cpu": "(Tensor(a!) qkv, Tensor positions, Tensor cos_sin_cache, "
-    "bool is_neox, int num_heads, int num_kv_heads, Tensor? q_weight, Tensor? k_weight, float eps, "
-    "Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor indices, Tensor req_to_token, "
-    "Tensor req_pool_indices, Tensor seq_lens, Tensor? extend_seq_lens, float sm_scale, "
-    "float logit_cap=0., int sliding_window=0, Tensor? sinks=None, float k_scale=1., "
-    "float v_scale=1., Tensor? q_scale=None) -> Tensor",
-    "add_rmsnorm_cpu": "(Tensor input, Tensor(a!) residual, Tensor weight, float eps, "
-    "ScalarType? out_dtype=None) -> Tensor",
-    "fused_add_rmsnorm_cpu": "(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps) "
-    "-> ()",
-    "fused_qk_norm_rope_store_cpu": "(Tensor(a!) qkv, Tensor positions, Tensor cos_sin_cache, "
-    "bool is_neox, int num_heads, int num_kv_heads, Tensor? q_weight, Tensor? k_weight, float eps, "
-    "Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor indices, float k_scale=1., float v_scale=1., "
-    "Tensor? q_scale=None) -> ()",
-    "fused_qk_rmsnorm_cpu": "(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, float eps) -> "
-    "(Tensor, Tensor)",
-    "packed_embedding_cpu": "(Tensor indices, Tensor weight, bool is_vnni, "
-    "ScalarType? out_dtype=None) -> Tensor",
-    "rmsnorm_cpu": "(Tensor input, Tensor weight, float eps, ScalarType? out_dtype=None) -> Tensor",
-    "rotary_embedding_cpu": "(Tensor positions, Tensor(a!) query, Tensor(b!) key, "
-    "int head_size, Tensor cos_sin_cache, bool is_neox) -> (Tensor, Tensor)",
-    "silu_and_mul_cpu": "(Tensor input, ScalarType? out_dtype=None) -> Tensor",
-    "store_cache_cpu": "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, "
-    "Tensor indices, int? row_dim=None, float k_scale=1., float v_scale=1.) -> ()",
-    "topk_softmax_cpu": "(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize, "
-    "Tensor? correction_bias=None) -> (Tensor, Tensor)",
-    "bmm_cpu": "(Tensor(a!) out, Tensor mat1, Tensor mat2, bool is_vnni, Tensor? scale) -> ()",
-    "concat_columns_cpu": "(Tensor first, Tensor second, Tensor? third=None) -> Tensor",
-    "convert_weight_packed": "(Tensor weight) -> Tensor",
-    "fp8_per_channel_scaled_mm_cpu": "(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
-    "ScalarType out_dtype, bool is_vnni) -> Tensor",
-    "fp8_per_tensor_scaled_mm_cpu": "(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
-    "ScalarType out_dtype, bool is_vnni) -> Tensor",
-    "fp8_scaled_mm_cpu": "(Tensor mat1, Tensor mat2, Tensor scales2, int[] block_size, "
-    "Tensor? bias, ScalarType out_dtype, bool is_vnni) -> Tensor",
-    "weight_packed_linear": "(Tensor mat1, Tensor mat2, Tensor? bias, bool is_vnni, "
-    "ScalarType? out_dtype=None) -> Tensor",
-}
-
-
-def test_schemas_are_the_documented_ones() -> None:
-    found = {op: str(getattr(torch.ops.sgl_kernel, op).default._schema) for op in all_ops()}
-    assert found == {op: f"sgl_kernel::{op}{schema}" for op, schema in SCHEMAS.items()}
-
-
-def test_every_op_has_a_wrapper() -> None:
-    assert set(all_ops()) <= set(sgl_kernel.__all__)
+@pytest.fixture(scope="module", autouse=True)
+def _fakes() -> None:
+    sgl_kernel.fakes.register()
 
 
 @pytest.mark.parametrize("op", all_ops())

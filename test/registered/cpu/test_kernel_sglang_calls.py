@@ -9,63 +9,13 @@ from torch import Tensor
 import sgl_kernel
 from sgl_kernel.testing import check_close, isa, random_weight, reference_mm
 from srt.test.ci_register import register_cpu_ci
-from srt.test.kernel_calls import all_ops
-from srt.test.kernel_references import U, cos_sin, reference_rmsnorm, reference_rope, rows_as_given
+from srt.test.kernels.references import U, cos_sin, reference_rmsnorm, reference_rope, rows_as_given
 from srt.test.torch_threads import torch_threads
 
 register_cpu_ci(est_time=10, suite="per-commit")
 
 F32, BF16, F16, E4M3 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
 TIERS: list[str] = sgl_kernel.cpu_info()["tiers_available"]
-
-# As SGLang's CPU backend registered them in August 2026. Attention's order of arguments is ours.
-SGLANG_ARGUMENTS = {
-    "convert_weight_packed": "Tensor weight",
-    "fp8_scaled_mm_cpu": "Tensor mat1, Tensor mat2, Tensor scales2, int[] block_size, Tensor? bias,"
-    " ScalarType out_dtype, bool is_vnni",
-    "weight_packed_linear": "Tensor mat1, Tensor mat2, Tensor? bias, bool is_vnni",
-    "bmm_cpu": "Tensor out, Tensor mat1, Tensor mat2, bool is_vnni, Tensor? scale",
-    "rmsnorm_cpu": "Tensor input, Tensor weight, float eps",
-    "fused_add_rmsnorm_cpu": "Tensor input, Tensor residual, Tensor weight, float eps",
-    "fused_qk_rmsnorm_cpu": "Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, float eps",
-    "silu_and_mul_cpu": "Tensor input",
-    "topk_softmax_cpu": "Tensor hidden_states, Tensor gating_output, int topk, bool renormalize, "
-    "Tensor? correction_bias=None",
-    "rotary_embedding_cpu": "Tensor positions, Tensor query, Tensor key, int head_size, "
-    "Tensor cos_sin_cache, bool is_neox",
-    "store_cache_cpu": "Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor indices, "
-    "int? row_dim",
-}
-
-
-@pytest.mark.parametrize("op", SGLANG_ARGUMENTS)
-def test_arguments_begin_as_sglangs(op: str) -> None:
-    """What SGLang passes by position or name means the same here; what follows has defaults."""
-    schema = getattr(torch.ops.sgl_kernel, op).default._schema
-    expected = SGLANG_ARGUMENTS[op].split(", ")
-    for argument, text in zip(schema.arguments, expected, strict=False):
-        kind, name = text.split("=")[0].rsplit(" ", 1)
-        optional = kind.endswith("?")
-        assert argument.name == name
-        assert (str(argument.type).startswith("Optional")) == optional, argument
-        if "=" in text:
-            assert argument.has_default_value() and argument.default_value is None
-    assert len(schema.arguments) >= len(expected)
-    assert all(extra.has_default_value() for extra in schema.arguments[len(expected) :])
-
-
-def test_the_other_ops_are_known_to_be_ours() -> None:
-    ours = {
-        "add_rmsnorm_cpu",
-        "concat_columns_cpu",
-        "fp8_per_channel_scaled_mm_cpu",
-        "fp8_per_tensor_scaled_mm_cpu",
-        "fused_qk_norm_rope_store_cpu",
-        "fused_qkv_attention_cpu",
-        "packed_embedding_cpu",
-    }
-    attention = {"decode_attention_cpu", "extend_attention_cpu"}
-    assert set(all_ops()) == set(SGLANG_ARGUMENTS) | ours | attention
 
 
 def of_rank(rank: int, width: int, form: str) -> Tensor:

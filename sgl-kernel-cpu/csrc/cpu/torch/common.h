@@ -63,22 +63,29 @@ inline void check_float_out_dtype(const Checker& check, ScalarType dtype) {
   }
 }
 
-// A 1-D int64 or int32 tensor as int64, each element checked to be in [0, limit).
+// How many indices there are and what they are below, with the names that messages give the two.
+struct IndexRange {
+  int64_t count;
+  const char* count_of;
+  int64_t limit;
+  const char* limit_of;
+};
+
+// A 1-D int64 or int32 tensor as int64, each element checked to be in [0, range.limit).
 class Indices {
  public:
-  Indices(const Checker& check, const Tensor& t, const char* argument, int64_t count,
-          const char* count_of, int64_t limit, const char* limit_of)
-      : check_(check), argument_(argument), count_(count), limit_(limit), limit_of_(limit_of) {
+  Indices(const Checker& check, const Tensor& t, const char* argument, const IndexRange& range)
+      : check_(check), argument_(argument), range_(range) {
     check.dense_cpu(t, argument);
     check.dtype(t, argument, {ScalarType::Long, ScalarType::Int});
-    check.rank(t, argument, 1, count_of);
-    check.size(t, argument, 0, count, count_of);
+    check.rank(t, argument, 1, range.count_of);
+    check.size(t, argument, 0, range.count, range.count_of);
     check.contiguous(t, argument);
     if (t.scalar_type() == ScalarType::Long) {
       data_ = static_cast<const int64_t*>(t.const_data_ptr());
     } else {
       narrow_ = static_cast<const int32_t*>(t.const_data_ptr());
-      owned_.resize(static_cast<size_t>(count));
+      owned_.resize(static_cast<size_t>(range.count));
       data_ = owned_.data();
     }
     refresh();
@@ -88,13 +95,13 @@ class Indices {
 
   // Reads and checks the tensor's elements as they are now; data() stays where it is.
   void refresh() {
-    if (narrow_ != nullptr) owned_.assign(narrow_, narrow_ + count_);
-    for (int64_t i = 0; i < count_; ++i) {
-      if (data_[i] < 0 || data_[i] >= limit_) {
-        check_.fail(
-            argument_,
-            std::string("indices in [0, ") + std::to_string(limit_) + ") (" + limit_of_ + ")",
-            data_[i], " at ", i);
+    if (narrow_ != nullptr) owned_.assign(narrow_, narrow_ + range_.count);
+    for (int64_t i = 0; i < range_.count; ++i) {
+      if (data_[i] < 0 || data_[i] >= range_.limit) {
+        check_.fail(argument_,
+                    std::string("indices in [0, ") + std::to_string(range_.limit) + ") (" +
+                        range_.limit_of + ")",
+                    data_[i], " at ", i);
       }
     }
   }
@@ -105,9 +112,7 @@ class Indices {
  private:
   const Checker check_;
   const char* argument_;
-  int64_t count_;
-  int64_t limit_;
-  const char* limit_of_;
+  IndexRange range_;
   const int64_t* data_ = nullptr;
   const int32_t* narrow_ = nullptr;
   std::vector<int64_t> owned_;

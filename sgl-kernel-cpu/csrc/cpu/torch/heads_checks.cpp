@@ -93,17 +93,18 @@ void set_norm(const Checker& check, const Tensor& weight, const char* argument, 
   group->weight_dtype = to_dtype(weight.scalar_type());
 }
 
-void set_cache(const Checker& check, const Tensor& cache, const char* argument,
-               const Indices& slots, double scale, const char* scale_argument, HeadGroup* group) {
-  check.size(cache, argument, 1, group->heads, "heads");
-  check.size(cache, argument, 2, group->head_dim, "head_dim");
-  check.unit_last_stride(cache, argument);
-  group->dst = cache.mutable_data_ptr();
-  group->dst_dtype = to_dtype(cache.scalar_type());
-  group->dst_token_stride = cache.stride(0);
-  group->dst_head_stride = cache.stride(1);
+void set_cache(const Checker& check, const CacheArgument& cache, const Indices& slots,
+               HeadGroup* group) {
+  const Tensor& t = cache.tensor;
+  check.size(t, cache.name, 1, group->heads, "heads");
+  check.size(t, cache.name, 2, group->head_dim, "head_dim");
+  check.unit_last_stride(t, cache.name);
+  group->dst = t.mutable_data_ptr();
+  group->dst_dtype = to_dtype(t.scalar_type());
+  group->dst_token_stride = t.stride(0);
+  group->dst_head_stride = t.stride(1);
   group->dst_slots = slots.data();
-  group->dst_scale = check.number(scale, scale_argument, NumberRange::positive);
+  group->dst_scale = check.number(cache.scale, cache.scale_name, NumberRange::positive);
 }
 
 void use_caches(const Tensor& k_cache, const Tensor& v_cache, const HeadsArgs& args,
@@ -147,12 +148,12 @@ void check_caches(const Checker& check, const Tensor& k_cache, const Tensor& v_c
   check.size(v_cache, "v_cache", 0, k_cache.size(0), "slots of k_cache");
 }
 
-QkvHeads::QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positions,
-                   const Tensor& cos_sin_cache, bool is_neox, int64_t num_heads,
-                   int64_t num_kv_heads, const std::optional<Tensor>& q_weight,
-                   const std::optional<Tensor>& k_weight, double eps, const Tensor& k_cache,
-                   const Tensor& v_cache, const Tensor& indices, double k_scale, double v_scale,
-                   const std::optional<Tensor>& q_scale) {
+QkvHeads::QkvHeads(const Checker& check, const QkvArguments& given) {
+  const Tensor& qkv = given.qkv;
+  const Tensor& cos_sin_cache = given.cos_sin_cache;
+  const Tensor& k_cache = given.k_cache.tensor;
+  const Tensor& v_cache = given.v_cache.tensor;
+  const int64_t num_heads = given.num_heads, num_kv_heads = given.num_kv_heads;
   check_caches(check, k_cache, v_cache);
   check_rows(check, qkv, "qkv");
   if (num_heads < 0) check.fail("num_heads", "0 or more", num_heads);
@@ -174,13 +175,14 @@ QkvHeads::QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positi
   HeadsArgs& args = args_;
   args.tokens = qkv.size(0);
   args.group_count = 3;
-  args.eps = check.number(eps, "eps", NumberRange::not_negative);
-  indices_.push_back(std::make_shared<Indices>(check, positions, "positions", args.tokens,
-                                               "T of qkv", cos_sin_cache.size(0),
-                                               "rows of cos_sin_cache"));
-  indices_.push_back(std::make_shared<Indices>(check, indices, "indices", args.tokens, "T of qkv",
-                                               k_cache.size(0), "slots of k_cache"));
-  const Indices& checked = *indices_[0];
+  args.eps = check.number(given.eps, "eps", NumberRange::not_negative);
+  indices_.push_back(std::make_shared<Indices>(
+      check, given.positions, "positions",
+      IndexRange{args.tokens, "T of qkv", cos_sin_cache.size(0), "rows of cos_sin_cache"}));
+  indices_.push_back(std::make_shared<Indices>(
+      check, given.indices, "indices",
+      IndexRange{args.tokens, "T of qkv", k_cache.size(0), "slots of k_cache"}));
+  const Indices& positions = *indices_[0];
   const Indices& slots = *indices_[1];
   const DType type = to_dtype(qkv.scalar_type());
   void* data = qkv.mutable_data_ptr();
@@ -203,28 +205,29 @@ QkvHeads::QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positi
   q.dst_dtype = type;
   q.dst_token_stride = q.src_token_stride;
   q.dst_head_stride = q.src_head_stride;
-  set_cache(check, k_cache, "k_cache", slots, k_scale, "k_scale", &args.groups[1]);
-  set_cache(check, v_cache, "v_cache", slots, v_scale, "v_scale", &args.groups[2]);
-  if (q_weight.has_value()) set_norm(check, *q_weight, "q_weight", &args.groups[0]);
-  if (k_weight.has_value()) set_norm(check, *k_weight, "k_weight", &args.groups[1]);
-  set_rotation(check, cos_sin_cache, head_dim, is_neox, checked, &args);
-  if (q_scale.has_value()) {
-    check.dense_cpu(*q_scale, "q_scale");
-    check.dtype(*q_scale, "q_scale", {ScalarType::Float});
-    check.rank(*q_scale, "q_scale", 1, "[max_position]");
-    check.size(*q_scale, "q_scale", 0, cos_sin_cache.size(0), "rows of cos_sin_cache");
-    check.contiguous(*q_scale, "q_scale");
-    args.groups[0].position_scale = static_cast<const float*>(q_scale->const_data_ptr());
+  set_cache(check, given.k_cache, slots, &args.groups[1]);
+  set_cache(check, given.v_cache, slots, &args.groups[2]);
+  if (given.q_weight.has_value()) set_norm(check, *given.q_weight, "q_weight", &args.groups[0]);
+  if (given.k_weight.has_value()) set_norm(check, *given.k_weight, "k_weight", &args.groups[1]);
+  set_rotation(check, cos_sin_cache, head_dim, given.is_neox, positions, &args);
+  if (given.q_scale.has_value()) {
+    const Tensor& q_scale = *given.q_scale;
+    check.dense_cpu(q_scale, "q_scale");
+    check.dtype(q_scale, "q_scale", {ScalarType::Float});
+    check.rank(q_scale, "q_scale", 1, "[max_position]");
+    check.size(q_scale, "q_scale", 0, cos_sin_cache.size(0), "rows of cos_sin_cache");
+    check.contiguous(q_scale, "q_scale");
+    args.groups[0].position_scale = static_cast<const float*>(q_scale.const_data_ptr());
   }
   memory_.writes(qkv, "qkv");
   memory_.writes(k_cache, "k_cache");
   memory_.writes(v_cache, "v_cache");
-  memory_.reads(positions, "positions");
+  memory_.reads(given.positions, "positions");
   memory_.reads(cos_sin_cache, "cos_sin_cache");
-  memory_.reads(q_weight, "q_weight");
-  memory_.reads(k_weight, "k_weight");
-  memory_.reads(indices, "indices");
-  memory_.reads(q_scale, "q_scale");
+  memory_.reads(given.q_weight, "q_weight");
+  memory_.reads(given.k_weight, "k_weight");
+  memory_.reads(given.indices, "indices");
+  memory_.reads(given.q_scale, "q_scale");
 }
 
 }  // namespace sgl_kernel

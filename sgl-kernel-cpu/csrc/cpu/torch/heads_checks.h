@@ -13,6 +13,14 @@ namespace sgl_kernel {
 
 void set_weight(const Checker& check, const Tensor& weight, const char* argument, int64_t columns,
                 const char* meaning);
+// A cache [slots, heads, head_dim] among an op's arguments, and the scale of what it holds.
+struct CacheArgument {
+  const Tensor& tensor;
+  const char* name;
+  double scale;
+  const char* scale_name;
+};
+
 // A 2-D tensor with strided rows.
 void check_rows(const Checker& check, const Tensor& t, const char* argument);
 // `indices`: what args points to.
@@ -26,9 +34,9 @@ void set_rotation(const Checker& check, const Tensor& cos_sin_cache, int64_t hea
                   const Indices& positions, HeadsArgs* args);
 void check_cos_sin(const Checker& check, const Tensor& cos_sin_cache);
 void set_norm(const Checker& check, const Tensor& weight, const char* argument, HeadGroup* group);
-// A [slots, heads, head_dim] cache as the place where the heads of `group` go.
-void set_cache(const Checker& check, const Tensor& cache, const char* argument,
-               const Indices& slots, double scale, const char* scale_argument, HeadGroup* group);
+// A cache as the place where the heads of `group` go.
+void set_cache(const Checker& check, const CacheArgument& cache, const Indices& slots,
+               HeadGroup* group);
 // Notes that the first two groups, keys and values, go into the caches. In latent attention values
 // are the first elements of each head of keys; then v_cache may be those of k_cache, since both
 // stores write the same bytes.
@@ -41,15 +49,28 @@ void check_cache(const Checker& check, const Tensor& cache, const char* argument
 void check_caches(const Checker& check, const Tensor& k_cache, const Tensor& v_cache,
                   bool or_bytes = false);
 
+// The arguments that ops on a fused projection share, as their schemas name them.
+struct QkvArguments {
+  const Tensor& qkv;
+  const Tensor& positions;
+  const Tensor& cos_sin_cache;
+  bool is_neox;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  const std::optional<Tensor>& q_weight;
+  const std::optional<Tensor>& k_weight;
+  double eps;
+  CacheArgument k_cache;
+  CacheArgument v_cache;
+  const Tensor& indices;
+  const std::optional<Tensor>& q_scale;
+};
+
 // What fused ops do with a fused projection: queries normalised and rotated in place, keys too on
 // their way into the cache, values into the cache.
 class QkvHeads {
  public:
-  QkvHeads(const Checker& check, const Tensor& qkv, const Tensor& positions,
-           const Tensor& cos_sin_cache, bool is_neox, int64_t num_heads, int64_t num_kv_heads,
-           const std::optional<Tensor>& q_weight, const std::optional<Tensor>& k_weight, double eps,
-           const Tensor& k_cache, const Tensor& v_cache, const Tensor& indices, double k_scale,
-           double v_scale, const std::optional<Tensor>& q_scale);
+  QkvHeads(const Checker& check, const QkvArguments& given);
 
   // What the arguments are used for. The caller adds its own, and checks them before run().
   MemoryUse& memory() { return memory_; }

@@ -2,13 +2,12 @@
 //
 // A decode step falls into equal blocks of keys, a prefill into blocks of queries whose costs
 // differ: there each thread takes the next one when it is done. Neither changes a bit of a result.
-#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "torch/heads_checks.h"
+#include "torch/attention_checks.h"
 #include "torch/registration.h"
 
 namespace sgl_kernel {
@@ -19,208 +18,6 @@ struct AttentionWorkspace;
 
 void* attention_memory(const AttentionArgs& args) {
   return thread_buffer<AttentionMemory>(scratch_bytes<AttentionScratch>(args));
-}
-
-// Requests of one call: where their tokens are.
-struct Batch {
-  std::optional<Indices> pool_indices;
-  std::optional<Indices> seq_lens;
-  std::vector<int64_t> extend_lens;
-  std::vector<int64_t> extend_starts;
-  int64_t tokens = 0;  // rows of queries
-  int64_t slots = 0;   // of the cache
-};
-
-void set_cache_side(const Checker& check, const Tensor& cache, const char* argument,
-                    int64_t num_kv_heads, double scale, const char* scale_argument,
-                    AttentionArgs::Cache* side) {
-  check_cache(check, cache, argument);
-  check.size(cache, argument, 1, num_kv_heads, "heads of k_cache");
-  check.unit_last_stride(cache, argument);
-  side->data = cache.const_data_ptr();
-  side->dtype = to_dtype(cache.scalar_type());
-  side->slot_stride = cache.stride(0);
-  side->head_stride = cache.stride(1);
-  side->scale = check.number(scale, scale_argument, NumberRange::positive);
-}
-
-void set_extend_side(const Checker& check, const Tensor& t, const char* argument, int64_t tokens,
-                     int64_t heads, int64_t head_dim, AttentionArgs::Cache* side) {
-  check_float_dtype(check, t, argument);
-  check.rank(t, argument, 3, "[T, heads, head_dim]");
-  check.size(t, argument, 0, tokens, "T of the queries");
-  check.size(t, argument, 1, heads, "heads of the cache");
-  check.size(t, argument, 2, head_dim, "head_dim of the cache");
-  check.unit_last_stride(t, argument);
-  side->extend = t.const_data_ptr();
-  side->extend_dtype = to_dtype(t.scalar_type());
-  side->extend_token_stride = t.stride(0);
-  side->extend_head_stride = t.stride(1);
-}
-
-// What all three ops share but queries and output.
-struct Options {
-  double sm_scale;
-  double logit_cap;
-  int64_t sliding_window;
-  const std::optional<Tensor>& sinks;
-  double k_scale;
-  double v_scale;
-};
-
-AttentionArgs cache_args(const Checker& check, const Tensor& k_cache, const Tensor& v_cache,
-                         const char* k_name, const char* v_name, int64_t num_heads,
-                         const char* heads_argument, const Options& options) {
-  check_cache(check, k_cache, k_name);
-  check_cache(check, v_cache, v_name);
-  check.positive(k_cache, k_name, 1, "heads");
-  check.size(v_cache, v_name, 0, k_cache.size(0), "slots of the keys");
-  AttentionArgs args;
-  args.num_heads = num_heads;
-  args.num_kv_heads = k_cache.size(1);
-  args.head_dim = k_cache.size(2);
-  args.v_head_dim = v_cache.size(2);
-  if (num_heads < 1 || num_heads % args.num_kv_heads != 0) {
-    check.fail(heads_argument,
-               "heads that are a multiple of the cache's, " + std::to_string(args.num_kv_heads),
-               num_heads);
-  }
-  const int64_t longest = max_i64(args.head_dim, args.v_head_dim);
-  if (longest > kMostAttentionDim ||
-      args.group() > kMostGroupElements / max_i64(args.padded_k(), args.padded_v())) {
-    check.fail(k_name,
-               "heads of at most " + std::to_string(kMostAttentionDim) + " elements, and " +
-                   std::to_string(kMostGroupElements) + " in the query heads that share one",
-               longest, " elements for ", args.group(), " query heads");
-  }
-  set_cache_side(check, k_cache, k_name, args.num_kv_heads, options.k_scale, "k_scale", &args.k);
-  set_cache_side(check, v_cache, v_name, args.num_kv_heads, options.v_scale, "v_scale", &args.v);
-  args.scale = check.number(options.sm_scale, "sm_scale", NumberRange::any);
-  args.logit_cap = check.number(options.logit_cap, "logit_cap", NumberRange::not_negative,
-                                "a finite number above 0, or 0 for none");
-  args.sliding_window = options.sliding_window;
-  if (options.sinks.has_value()) {
-    const Tensor& sinks = *options.sinks;
-    check_float_dtype(check, sinks, "sinks");
-    check.rank(sinks, "sinks", 1, "[num_heads]");
-    check.size(sinks, "sinks", 0, num_heads, "num_heads");
-    check.contiguous(sinks, "sinks");
-    args.sinks = sinks.const_data_ptr();
-    args.sinks_dtype = to_dtype(sinks.scalar_type());
-  }
-  return args;
-}
-
-// Queries as [T, heads, head_dim], and the output of the same form.
-void set_queries(const Checker& check, const Tensor& q, const char* argument, const Tensor& out,
-                 const char* out_argument, AttentionArgs* args) {
-  check_float_dtype(check, q, argument);
-  check_float_dtype(check, out, out_argument);
-  check.rank(q, argument, 3, "[T, heads, head_dim]");
-  check.rank(out, out_argument, 3, "[T, heads, v_head_dim]");
-  check.size(q, argument, 2, args->head_dim, "head_dim of the cache");
-  check.size(out, out_argument, 0, q.size(0), "T of the queries");
-  check.size(out, out_argument, 1, q.size(1), "heads of the queries");
-  check.size(out, out_argument, 2, args->v_head_dim, "v_head_dim of the cache");
-  check.unit_last_stride(q, argument);
-  check.unit_last_stride(out, out_argument);
-  args->q = q.const_data_ptr();
-  args->q_dtype = to_dtype(q.scalar_type());
-  args->q_token_stride = q.stride(0);
-  args->q_head_stride = q.stride(1);
-  args->out = out.mutable_data_ptr();
-  args->out_dtype = to_dtype(out.scalar_type());
-  args->out_token_stride = out.stride(0);
-  args->out_head_stride = out.stride(1);
-}
-
-template <typename T>
-void check_slots(const Checker& check, const T* table, int64_t begin, int64_t end, int64_t slots,
-                 int64_t request) {
-  T least = 0, greatest = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    least = table[i] < least ? table[i] : least;
-    greatest = table[i] > greatest ? table[i] : greatest;
-  }
-  if (least < 0 || greatest >= slots) {
-    check.fail("req_to_token", "slots in [0, " + std::to_string(slots) + ") of the cache",
-               least < 0 ? least : greatest, " for a token of request ", request);
-  }
-}
-
-// Everything that the kernels will follow is looked at here: it may change from one run of a graph
-// to the next.
-void check_requests(const Checker& check, const Batch& batch, const AttentionArgs& args) {
-  for (int64_t r = 0; r < args.requests; ++r) {
-    const int64_t length = batch.extend_lens[r], start = batch.extend_starts[r];
-    // One token of a request of length 0 is padding.
-    if (length > max_i64(1, args.seq_lens[r])) {
-      check.fail("extend_seq_lens", "0 to seq_lens, " + std::to_string(args.seq_lens[r]), length,
-                 " for request ", r);
-    }
-    if (start > batch.tokens - length) {
-      check.fail("extend_start_loc",
-                 "0 to T - extend_seq_lens, " + std::to_string(batch.tokens - length), start,
-                 " for request ", r);
-    }
-    if (length == 0) continue;
-    const int64_t row = args.req_pool_indices[r] * args.req_stride;
-    const int64_t begin = args.first_key(r, 0);
-    const int64_t end = args.seq_lens[r] - (args.k.extend == nullptr ? 0 : length);
-    if (args.wide_slots) {
-      check_slots(check, static_cast<const int64_t*>(args.req_to_token) + row, begin, end,
-                  batch.slots, r);
-    } else {
-      check_slots(check, static_cast<const int32_t*>(args.req_to_token) + row, begin, end,
-                  batch.slots, r);
-    }
-  }
-}
-
-// Lengths and places of the requests, checked; batch->extend_lens and extend_starts are filled.
-void set_requests(const Checker& check, const Tensor& req_to_token, const Tensor& req_pool_indices,
-                  const Tensor& seq_lens, int64_t tokens, int64_t slots, Batch* batch,
-                  AttentionArgs* args) {
-  check.dense_cpu(req_to_token, "req_to_token");
-  check.dtype(req_to_token, "req_to_token", {ScalarType::Int, ScalarType::Long});
-  check.rank(req_to_token, "req_to_token", 2, "[requests, max_context_len]");
-  check.unit_last_stride(req_to_token, "req_to_token");
-  const int64_t requests = static_cast<int64_t>(batch->extend_lens.size());
-  batch->pool_indices.emplace(check, req_pool_indices, "req_pool_indices", requests, "requests",
-                              req_to_token.size(0), "rows of req_to_token");
-  batch->seq_lens.emplace(check, seq_lens, "seq_lens", requests, "requests",
-                          req_to_token.size(1) + 1, "columns of req_to_token");
-  batch->tokens = tokens;
-  batch->slots = slots;
-  args->requests = requests;
-  args->req_to_token = req_to_token.const_data_ptr();
-  args->wide_slots = req_to_token.scalar_type() == ScalarType::Long;
-  args->req_stride = req_to_token.stride(0);
-  args->req_pool_indices = batch->pool_indices->data();
-  args->seq_lens = batch->seq_lens->data();
-  args->extend_lens = batch->extend_lens.data();
-  args->extend_starts = batch->extend_starts.data();
-  check_requests(check, *batch, *args);
-}
-
-// The requests' rows of the output are theirs alone.
-void check_rows_apart(const Checker& check, const Batch& batch) {
-  const int64_t requests = static_cast<int64_t>(batch.extend_lens.size());
-  std::vector<int64_t> order;
-  for (int64_t r = 0; r < requests; ++r) {
-    if (batch.extend_lens[r] > 0) order.push_back(r);
-  }
-  const auto starts_before = [&batch](int64_t a, int64_t b) {
-    return batch.extend_starts[a] < batch.extend_starts[b];
-  };
-  std::sort(order.begin(), order.end(), starts_before);
-  for (size_t i = 1; i < order.size(); ++i) {
-    const int64_t r = order[i], before = order[i - 1];
-    if (batch.extend_starts[r] < batch.extend_starts[before] + batch.extend_lens[before]) {
-      check.fail("extend_start_loc", "rows that belong to one request", batch.extend_starts[r],
-                 " for request ", r, ", among the rows of request ", before);
-    }
-  }
 }
 
 // Multiply-adds that a thread should have at least.
@@ -318,6 +115,7 @@ void run_extend(const AttentionArgs& args) {
 
 // A decode step is one new token a request.
 void set_decode_batch(int64_t requests, Batch* batch) {
+  batch->tokens = requests;
   batch->extend_lens.assign(static_cast<size_t>(requests), 1);
   for (int64_t r = 0; r < requests; ++r) batch->extend_starts.push_back(r);
 }
@@ -333,14 +131,19 @@ void decode_attention_cpu(const Tensor& query, Tensor k_cache, Tensor v_cache, T
   check_float_dtype(check, query, "query");
   check.rank(query, "query", 3, "[B, heads, head_dim]");
   const int64_t requests = query.size(0);
-  const Options options{sm_scale, logit_cap, sliding_window, sinks, k_scale, v_scale};
+  const AttentionOptions options{{k_cache, "k_cache", k_scale, "k_scale"},
+                                 {v_cache, "v_cache", v_scale, "v_scale"},
+                                 sm_scale,
+                                 logit_cap,
+                                 sliding_window,
+                                 sinks};
   const auto step = std::make_shared<DecodeStep>(check);
   AttentionArgs& args = step->args;
-  args = cache_args(check, k_cache, v_cache, "k_cache", "v_cache", query.size(1), "query", options);
+  args = cache_args(check, options, query.size(1), "query");
   set_queries(check, query, "query", output, "output", &args);
   set_decode_batch(requests, &step->batch);
-  set_requests(check, req_to_token, req_pool_indices, seq_lens, requests, k_cache.size(0),
-               &step->batch, &args);
+  step->batch.slots = k_cache.size(0);
+  set_requests(check, {req_to_token, req_pool_indices, seq_lens}, &step->batch, &args);
   if (key.has_value() != value.has_value() || key.has_value() != loc.has_value()) {
     check.fail("key, value, loc", "all three or none", "some of them");
   }
@@ -354,10 +157,11 @@ void decode_attention_cpu(const Tensor& query, Tensor k_cache, Tensor v_cache, T
     heads.groups[1] = heads_of(check, *value, "value", args.v_head_dim);
     check.size(*key, "key", 0, requests, "B of query");
     check.size(*value, "value", 0, requests, "B of query");
-    slots = std::make_shared<Indices>(check, *loc, "loc", requests, "B of query", k_cache.size(0),
-                                      "slots of k_cache");
-    set_cache(check, k_cache, "k_cache", *slots, k_scale, "k_scale", &heads.groups[0]);
-    set_cache(check, v_cache, "v_cache", *slots, v_scale, "v_scale", &heads.groups[1]);
+    slots = std::make_shared<Indices>(
+        check, *loc, "loc",
+        IndexRange{requests, "B of query", k_cache.size(0), "slots of k_cache"});
+    set_cache(check, options.k_cache, *slots, &heads.groups[0]);
+    set_cache(check, options.v_cache, *slots, &heads.groups[1]);
   }
   MemoryUse memory;
   memory.writes(output, "output");
@@ -393,31 +197,37 @@ void extend_attention_cpu(const Tensor& q_extend, const std::optional<Tensor>& k
   check_float_dtype(check, q_extend, "q_extend");
   check.rank(q_extend, "q_extend", 3, "[T, heads, head_dim]");
   const int64_t tokens = q_extend.size(0);
-  const Options options{sm_scale, logit_cap, sliding_window, sinks, k_scale, v_scale};
-  AttentionArgs args = cache_args(check, k_buffer, v_buffer, "k_buffer", "v_buffer",
-                                  q_extend.size(1), "q_extend", options);
+  AttentionArgs args = cache_args(check,
+                                  {{k_buffer, "k_buffer", k_scale, "k_scale"},
+                                   {v_buffer, "v_buffer", v_scale, "v_scale"},
+                                   sm_scale,
+                                   logit_cap,
+                                   sliding_window,
+                                   sinks},
+                                  q_extend.size(1), "q_extend");
   set_queries(check, q_extend, "q_extend", o_extend, "o_extend", &args);
   if (k_extend.has_value() != v_extend.has_value()) {
     check.fail("k_extend, v_extend", "both or none", "one of them");
   }
   if (k_extend.has_value()) {
-    set_extend_side(check, *k_extend, "k_extend", tokens, args.num_kv_heads, args.head_dim,
-                    &args.k);
-    set_extend_side(check, *v_extend, "v_extend", tokens, args.num_kv_heads, args.v_head_dim,
-                    &args.v);
+    const int64_t heads = args.num_kv_heads;
+    set_extend_side(check, *k_extend, "k_extend", {tokens, heads, args.head_dim}, &args.k);
+    set_extend_side(check, *v_extend, "v_extend", {tokens, heads, args.v_head_dim}, &args.v);
   }
   check.dense_cpu(seq_lens, "seq_lens");
   check.rank(seq_lens, "seq_lens", 1, "[requests]");
   const int64_t requests = seq_lens.size(0);
-  const Indices lengths(check, extend_seq_lens, "extend_seq_lens", requests, "requests",
-                        min_i64(max_i64(0, max_len_extend), tokens) + 1, "max_len_extend, T");
-  const Indices starts(check, extend_start_loc, "extend_start_loc", requests, "requests",
-                       tokens + 1, "T + 1");
+  const int64_t longest = min_i64(max_i64(0, max_len_extend), tokens);
+  const Indices lengths(check, extend_seq_lens, "extend_seq_lens",
+                        {requests, "requests", longest + 1, "max_len_extend, T"});
+  const Indices starts(check, extend_start_loc, "extend_start_loc",
+                       {requests, "requests", tokens + 1, "T + 1"});
   Batch batch;
+  batch.tokens = tokens;
+  batch.slots = k_buffer.size(0);
   batch.extend_lens.assign(lengths.data(), lengths.data() + requests);
   batch.extend_starts.assign(starts.data(), starts.data() + requests);
-  set_requests(check, req_to_token, req_pool_indices, seq_lens, tokens, k_buffer.size(0), &batch,
-               &args);
+  set_requests(check, {req_to_token, req_pool_indices, seq_lens}, &batch, &args);
   check_rows_apart(check, batch);
   MemoryUse memory;
   memory.writes(o_extend, "o_extend");
@@ -447,13 +257,15 @@ Tensor fused_qkv_attention_cpu(Tensor qkv, const Tensor& positions, const Tensor
                                const std::optional<Tensor>& sinks, double k_scale, double v_scale,
                                const std::optional<Tensor>& q_scale) {
   const Checker check("fused_qkv_attention_cpu");
-  QkvHeads heads(check, qkv, positions, cos_sin_cache, is_neox, num_heads, num_kv_heads, q_weight,
-                 k_weight, eps, k_cache, v_cache, indices, k_scale, v_scale, q_scale);
+  const CacheArgument keys{k_cache, "k_cache", k_scale, "k_scale"};
+  const CacheArgument values{v_cache, "v_cache", v_scale, "v_scale"};
+  QkvHeads heads(check, {qkv, positions, cos_sin_cache, is_neox, num_heads, num_kv_heads, q_weight,
+                         k_weight, eps, keys, values, indices, q_scale});
   const int64_t tokens = qkv.size(0);
-  const Options options{sm_scale, logit_cap, sliding_window, sinks, k_scale, v_scale};
   const auto step = std::make_shared<DecodeStep>(check);
   AttentionArgs& args = step->args;
-  args = cache_args(check, k_cache, v_cache, "k_cache", "v_cache", num_heads, "num_heads", options);
+  args = cache_args(check, {keys, values, sm_scale, logit_cap, sliding_window, sinks}, num_heads,
+                    "num_heads");
 
   Batch& batch = step->batch;
   bool decodes = true;
@@ -462,8 +274,8 @@ Tensor fused_qkv_attention_cpu(Tensor qkv, const Tensor& positions, const Tensor
     check.dense_cpu(*extend_seq_lens, "extend_seq_lens");
     check.rank(*extend_seq_lens, "extend_seq_lens", 1, "[requests]");
     const int64_t requests = extend_seq_lens->size(0);
-    const Indices lengths(check, *extend_seq_lens, "extend_seq_lens", requests, "requests",
-                          tokens + 1, "T + 1");
+    const Indices lengths(check, *extend_seq_lens, "extend_seq_lens",
+                          {requests, "requests", tokens + 1, "T + 1"});
     int64_t start = 0;
     for (int64_t r = 0; r < requests; ++r) {
       batch.extend_lens.push_back(lengths[r]);
@@ -475,11 +287,12 @@ Tensor fused_qkv_attention_cpu(Tensor qkv, const Tensor& positions, const Tensor
       check.fail("extend_seq_lens", "lengths that sum to T of qkv, " + std::to_string(tokens),
                  start);
     }
+    batch.tokens = tokens;
   } else {
     set_decode_batch(tokens, &batch);
   }
-  set_requests(check, req_to_token, req_pool_indices, seq_lens, tokens, k_cache.size(0), &batch,
-               &args);
+  batch.slots = k_cache.size(0);
+  set_requests(check, {req_to_token, req_pool_indices, seq_lens}, &batch, &args);
 
   MemoryUse& memory = heads.memory();
   memory.reads(req_to_token, "req_to_token");
@@ -503,33 +316,28 @@ Tensor fused_qkv_attention_cpu(Tensor qkv, const Tensor& positions, const Tensor
   return out;
 }
 
+const RegisteredOp kOps[] = {
+    SGL_OP(decode_attention_cpu,
+           "(Tensor query, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor(c!) output, Tensor? key, "
+           "Tensor? value, Tensor? loc, Tensor? attn_logits, Tensor req_to_token, Tensor "
+           "req_pool_indices, Tensor seq_lens, float sm_scale, float logit_cap, int "
+           "sliding_window=0, Tensor? sinks=None, float k_scale=1.0, float v_scale=1.0) -> ()"),
+    SGL_OP(extend_attention_cpu,
+           "(Tensor q_extend, Tensor? k_extend, Tensor? v_extend, Tensor(a!) o_extend, Tensor "
+           "k_buffer, Tensor v_buffer, Tensor req_to_token, Tensor req_pool_indices, Tensor "
+           "seq_lens, Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, float "
+           "sm_scale, float logit_cap, int sliding_window=0, Tensor? sinks=None, float "
+           "k_scale=1.0, float v_scale=1.0) -> ()"),
+    SGL_OP(fused_qkv_attention_cpu,
+           "(Tensor(a!) qkv, Tensor positions, Tensor cos_sin_cache, bool is_neox, int num_heads, "
+           "int num_kv_heads, Tensor? q_weight, Tensor? k_weight, float eps, Tensor(b!) k_cache, "
+           "Tensor(c!) v_cache, Tensor indices, Tensor req_to_token, Tensor req_pool_indices, "
+           "Tensor seq_lens, Tensor? extend_seq_lens, float sm_scale, float logit_cap=0.0, int "
+           "sliding_window=0, Tensor? sinks=None, float k_scale=1.0, float v_scale=1.0, Tensor? "
+           "q_scale=None) -> Tensor"),
+};
+
 }  // namespace
 }  // namespace sgl_kernel
 
-STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
-  m.def(
-      "decode_attention_cpu(Tensor query, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor(c!) "
-      "output, Tensor? key, Tensor? value, Tensor? loc, Tensor? attn_logits, Tensor req_to_token, "
-      "Tensor req_pool_indices, Tensor seq_lens, float sm_scale, float logit_cap, int "
-      "sliding_window=0, Tensor? sinks=None, float k_scale=1.0, float v_scale=1.0) -> ()");
-  m.def(
-      "extend_attention_cpu(Tensor q_extend, Tensor? k_extend, Tensor? v_extend, Tensor(a!) "
-      "o_extend, Tensor k_buffer, Tensor v_buffer, Tensor req_to_token, Tensor req_pool_indices, "
-      "Tensor seq_lens, Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, float "
-      "sm_scale, float logit_cap, int sliding_window=0, Tensor? sinks=None, float k_scale=1.0, "
-      "float v_scale=1.0) -> ()");
-  m.def(
-      "fused_qkv_attention_cpu(Tensor(a!) qkv, Tensor positions, Tensor cos_sin_cache, bool "
-      "is_neox, int num_heads, int num_kv_heads, Tensor? q_weight, Tensor? k_weight, float eps, "
-      "Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor indices, Tensor req_to_token, Tensor "
-      "req_pool_indices, Tensor seq_lens, Tensor? extend_seq_lens, float sm_scale, float "
-      "logit_cap=0.0, int sliding_window=0, Tensor? sinks=None, float k_scale=1.0, float "
-      "v_scale=1.0, Tensor? q_scale=None) -> Tensor");
-}
-
-// Not the CPU key, see torch_extension_cpu.cpp.
-STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
-  SGL_IMPL(m, decode_attention_cpu);
-  SGL_IMPL(m, extend_attention_cpu);
-  SGL_IMPL(m, fused_qkv_attention_cpu);
-}
+SGL_REGISTER_OPS(sgl_kernel::kOps)

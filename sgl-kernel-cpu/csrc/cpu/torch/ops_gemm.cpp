@@ -302,33 +302,25 @@ Tensor convert_weight_packed(const Tensor& weight) {
   return packed;
 }
 
+const RegisteredOp kOps[] = {
+    SGL_OP(convert_weight_packed, "(Tensor weight) -> Tensor"),
+    SGL_OP(fp8_scaled_mm_cpu,
+           "(Tensor mat1, Tensor mat2, Tensor scales2, int[] block_size, Tensor? bias, ScalarType "
+           "out_dtype, bool is_vnni) -> Tensor"),
+    SGL_OP(fp8_per_tensor_scaled_mm_cpu,
+           "(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, ScalarType out_dtype, bool "
+           "is_vnni) -> Tensor"),
+    SGL_OP(fp8_per_channel_scaled_mm_cpu,
+           "(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, ScalarType out_dtype, bool "
+           "is_vnni) -> Tensor"),
+    SGL_OP(weight_packed_linear,
+           "(Tensor mat1, Tensor mat2, Tensor? bias, bool is_vnni, ScalarType? out_dtype=None) -> "
+           "Tensor"),
+    SGL_OP(bmm_cpu,
+           "(Tensor(a!) out, Tensor mat1, Tensor mat2, bool is_vnni, Tensor? scale) -> ()"),
+};
+
 }  // namespace
 }  // namespace sgl_kernel
 
-STABLE_TORCH_LIBRARY_FRAGMENT(sgl_kernel, m) {
-  m.def("convert_weight_packed(Tensor weight) -> Tensor");
-  m.def(
-      "fp8_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales2, int[] block_size, Tensor? bias, "
-      "ScalarType out_dtype, bool is_vnni) -> Tensor");
-  m.def(
-      "fp8_per_tensor_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
-      "ScalarType out_dtype, bool is_vnni) -> Tensor");
-  m.def(
-      "fp8_per_channel_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
-      "ScalarType out_dtype, bool is_vnni) -> Tensor");
-  m.def(
-      "weight_packed_linear(Tensor mat1, Tensor mat2, Tensor? bias, bool is_vnni, "
-      "ScalarType? out_dtype=None) -> Tensor");
-  m.def("bmm_cpu(Tensor(a!) out, Tensor mat1, Tensor mat2, bool is_vnni, Tensor? scale) -> ()");
-}
-
-// Not the CPU key: a tensor of another device then reaches the checks above, and gets their
-// message.
-STABLE_TORCH_LIBRARY_IMPL(sgl_kernel, CompositeExplicitAutograd, m) {
-  SGL_IMPL(m, convert_weight_packed);
-  SGL_IMPL(m, fp8_scaled_mm_cpu);
-  SGL_IMPL(m, fp8_per_tensor_scaled_mm_cpu);
-  SGL_IMPL(m, fp8_per_channel_scaled_mm_cpu);
-  SGL_IMPL(m, weight_packed_linear);
-  SGL_IMPL(m, bmm_cpu);
-}
+SGL_REGISTER_OPS(sgl_kernel::kOps)

@@ -72,3 +72,22 @@ def is_scale(value: float) -> bool:
 def is_eps(value: float) -> bool:
     """A number of at least 0."""
     return is_number(value) and value >= 0
+
+
+def are_heads(x: Tensor | None, head_dim: int, dtypes: tuple[torch.dtype, ...], most: int) -> bool:
+    """[T, heads * head_dim] and so on, of at most that many dimensions."""
+    if x is None or not (is_dense(x, dtypes, *range(2, most + 1)) and rows_are_dense(x)):
+        return False
+    return x.shape[1] % head_dim == 0 if x.dim() == 2 else x.shape[-1] == head_dim
+
+
+def head_count(x: Tensor, head_dim: int) -> int:
+    """Heads of what `are_heads` accepts."""
+    return x.shape[1] // head_dim if x.dim() == 2 else x.shape[-2]
+
+
+def is_table(table: Tensor | None, head_dim: int) -> bool:
+    """[max_position, rotary_dim] of cosines and sines for heads of that size."""
+    if table is None or not (is_dense(table, FLOATS, 2) and rows_are_dense(table)):
+        return False
+    return table.shape[1] % 2 == 0 and table.shape[1] <= head_dim

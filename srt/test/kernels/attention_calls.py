@@ -9,17 +9,16 @@ from torch import Tensor
 
 import sgl_kernel
 from sgl_kernel.testing import check_close
-from srt.test.kernel_fuzz import (
-    E4M3,
-    FLOATS,
+from srt.test.kernels.properties import E4M3, FLOATS
+from srt.test.kernels.record import (
+    INDEX_DTYPES,
     SEEDS,
-    Family,
     check_margins,
     margins,
     rows_in_nan,
     sizes,
 )
-from srt.test.kernel_references import cos_sin, reference_attention
+from srt.test.kernels.references import cos_sin, reference_attention
 
 DECODE, EXTEND, FUSED = "decode_attention_cpu", "extend_attention_cpu", "fused_qkv_attention_cpu"
 CONTEXT, ROWS = 200, 7
@@ -39,7 +38,7 @@ class AttentionCall:
     dtype: torch.dtype
     cache_dtype: torch.dtype
     scales: tuple[float, float]
-    fresh: bool  # keys and values come with the call
+    with_keys: bool  # keys and values come with the call
     sm_scale: float
     logit_cap: float
     sliding_window: int
@@ -93,11 +92,11 @@ class AttentionCall:
             value = key[..., : self.v_head_dim]
         if self.op == DECODE:
             extra: tuple[Any, ...] = (
-                (key, value, places, None) if self.fresh else (None, None, None, None)
+                (key, value, places, None) if self.with_keys else (None, None, None, None)
             )
             ops.decode_attention_cpu(q, k_cache, v_cache, out, *extra, *requests, *options)
         elif self.op == EXTEND:
-            k, v = (key, value) if self.fresh else (None, None)
+            k, v = (key, value) if self.with_keys else (None, None)
             starts = new.cumsum(0).to(self.index_dtype) - new
             ops.extend_attention_cpu(
                 q, k, v, out, k_cache, v_cache, *requests, new, starts, CONTEXT, *options
@@ -120,7 +119,7 @@ class AttentionCall:
             ops.fused_qk_norm_rope_store_cpu(
                 parts, *prepared, caches[0], caches[1], places, k_scale, v_scale
             )
-            decodes = all(count == 1 for _, count in self.requests) and not self.fresh
+            decodes = all(count == 1 for _, count in self.requests) and not self.with_keys
             got = ops.fused_qkv_attention_cpu(
                 qkv, *prepared, k_cache, v_cache, places, *requests, None if decodes else new,
                 *options,
@@ -142,7 +141,7 @@ class AttentionCall:
                 continue
             seen = table[row, :length]
             k, v = k_cache[seen].double() * k_scale, v_cache[seen].double() * v_scale
-            if self.op == EXTEND and self.fresh:
+            if self.op == EXTEND and self.with_keys:
                 k[length - count :], v[length - count :] = key[mine].double(), value[mine].double()
             expected, bound = reference_attention(
                 q[mine], k, v, self.sm_scale, self.logit_cap, self.sliding_window, sinks
@@ -184,16 +183,13 @@ def attentions(draw: st.DrawFn, op: str) -> AttentionCall:
         dtype=draw(st.sampled_from(FLOATS)),
         cache_dtype=cache_dtype,
         scales=(draw(factors), draw(factors)),
-        fresh=draw(st.booleans()),
+        with_keys=draw(st.booleans()),
         sm_scale=draw(st.sampled_from((1.0, 0.25, head_dim**-0.5))),
         logit_cap=draw(st.sampled_from((0.0, 5.0, 30.0))),
         sliding_window=draw(st.sampled_from((0, 1, 17, 64, 70))),
         sinks_dtype=draw(st.sampled_from((None, *FLOATS))),
-        index_dtype=draw(st.sampled_from((torch.int32, torch.int64))),
-        table_dtype=draw(st.sampled_from((torch.int32, torch.int64))),
+        index_dtype=draw(INDEX_DTYPES),
+        table_dtype=draw(INDEX_DTYPES),
         margin=draw(margins()),
         seed=draw(SEEDS),
     )
-
-
-ATTENTION: Family = {op: attentions(op) for op in (DECODE, EXTEND, FUSED)}

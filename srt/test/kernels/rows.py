@@ -1,6 +1,9 @@
-"""Random calls of the ops that work row by row: norms, the gate, the router, the token table."""
+"""Ops on rows beside the norms: the gate, columns side by side, the router, the token table. Each
+with its sample calls, its contract and its random calls.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 import hypothesis.strategies as st
 import torch
@@ -8,85 +11,51 @@ from torch import Tensor
 
 import sgl_kernel
 from sgl_kernel.testing import check_close, random_weight
-from srt.test.kernel_fuzz import (
+from srt.test.kernels.properties import (
+    ACTS,
     BF16,
     F16,
+    F32,
     FLOATS,
+    INDICES,
+    Arguments,
+    are_indices,
+    is_dense,
+    is_vector,
+    ones,
+    rows_are_dense,
+)
+from srt.test.kernels.record import (
+    INDEX_DTYPES,
     SEEDS,
-    Family,
-    check_margins,
+    OpRecord,
+    Records,
     margins,
     rows_in_nan,
     sizes,
 )
-from srt.test.kernel_references import U, reference_rmsnorm
+from srt.test.kernels.references import U
 
-NORM, ADD_NORM, FUSED_ADD_NORM = "rmsnorm_cpu", "add_rmsnorm_cpu", "fused_add_rmsnorm_cpu"
-
-
-@dataclass(frozen=True)
-class NormCall:
-    """A norm, with an addition before it or without."""
-
-    op: str
-    sizes: tuple[int, ...]
-    dtype: torch.dtype
-    weight_dtype: torch.dtype
-    residual_dtype: torch.dtype
-    out_dtype: torch.dtype | None
-    eps: float
-    exponent: int
-    margin: tuple[int, int]
-    transposed: bool
-    residual_transposed: bool
-    seed: int
-
-    def check(self, tier: str) -> None:
-        torch.manual_seed(self.seed)
-        buffer, x = rows_in_nan(self.sizes, self.dtype, self.margin, self.transposed)
-        x.copy_(torch.randn(self.sizes) * 2.0**self.exponent)
-        weight = (torch.randn(self.sizes[-1])).to(self.weight_dtype)
-        total, before = x.float(), x.clone()
-        if self.op == NORM:
-            got = sgl_kernel.rmsnorm_cpu(x, weight, self.eps, self.out_dtype)
-        else:
-            margins = rows_in_nan(
-                self.sizes, self.residual_dtype, self.margin[::-1], self.residual_transposed
-            )
-            residual = margins[1]
-            residual.copy_(torch.randn(self.sizes))
-            total = total + residual.float()
-            if self.op == ADD_NORM:
-                got = sgl_kernel.add_rmsnorm_cpu(x, residual, weight, self.eps, self.out_dtype)
-            else:
-                sgl_kernel.fused_add_rmsnorm_cpu(x, residual, weight, self.eps)
-                got = x
-            assert torch.equal(residual, total.to(self.residual_dtype)), tier
-            check_margins(*margins)
-        if self.op != FUSED_ADD_NORM:
-            assert torch.equal(x, before) and got.is_contiguous()
-            assert got.dtype == (self.out_dtype or self.dtype)
-        check_margins(buffer, x)
-        check_close(got, *reference_rmsnorm(total, weight, self.eps), tier)
+M, N, K = 3, 5, 4
 
 
-@st.composite
-def norms(draw: st.DrawFn, op: str) -> NormCall:
-    """Calls of the op."""
-    leading = draw(st.lists(st.integers(0, 5), max_size=4))
-    return NormCall(
-        op=op,
-        sizes=(*leading, draw(sizes(1, 600))),
-        dtype=draw(st.sampled_from(FLOATS)),
-        weight_dtype=draw(st.sampled_from(FLOATS)),
-        residual_dtype=draw(st.sampled_from(FLOATS)),
-        out_dtype=draw(st.sampled_from((None, *FLOATS))) if op != FUSED_ADD_NORM else None,
-        eps=draw(st.sampled_from((1e-5, 1e-6))),
-        exponent=draw(st.integers(-6, 6)),
-        margin=draw(margins()),
-        transposed=draw(st.booleans()),
-        residual_transposed=draw(st.booleans()),
-        seed=draw(SEEDS),
+def _gate_samples() -> list[tuple[Any, ...]]:
+    x = torch.randn(3, 8).half()
+    return [(x,), (x.float(), BF16), (torch.randn(3, 4, 8).half()[:, 1:],)]
+
+
+def _gate_arguments(dtype: torch.dtype, out_dtype: torch.dtype) -> Arguments:
+    return {"input": ones(M, K, dtype=dtype), "out_dtype": out_dtype}
+
+
+def _gate_is_allowed(arguments: Arguments) -> bool:
+    x = arguments["input"]
+    return (
+        arguments["out_dtype"] in (None, *FLOATS)
+        and is_dense(x, FLOATS)
+        and x.dim() >= 1
+        and rows_are_dense(x)
+        and x.shape[-1] % 2 == 0
     )
 
 
@@ -128,6 +97,29 @@ def gates(draw: st.DrawFn) -> GateCall:
     )
 
 
+def _concat_samples() -> list[tuple[Any, ...]]:
+    x, heads = torch.randn(3, 8).half(), torch.randn(3, 4, 8).half()
+    return [(x, x[:, :3]), (heads[:, 0], heads[:, 1], heads[:, 3])]
+
+
+def _concat_arguments(dtype: torch.dtype, _: torch.dtype) -> Arguments:
+    return {
+        "first": ones(M, K, dtype=dtype),
+        "second": ones(M, N, dtype=dtype),
+        "third": ones(M, 1, dtype=dtype),
+    }
+
+
+def _concat_is_allowed(arguments: Arguments) -> bool:
+    first, *others = (arguments[name] for name in ("first", "second", "third"))
+    return is_dense(first, FLOATS, 2) and all(
+        is_dense(part, (first.dtype,), 2)
+        and rows_are_dense(part)
+        and part.shape[0] == first.shape[0]
+        for part in (first, *([others[0]] if others[1] is None else others))
+    )
+
+
 @dataclass(frozen=True)
 class ConcatCall:
     """Columns side by side."""
@@ -159,6 +151,35 @@ def concats(draw: st.DrawFn) -> ConcatCall:
         margin=draw(margins()),
         transposed=draw(st.booleans()),
         seed=draw(SEEDS),
+    )
+
+
+def _router_samples() -> list[tuple[Any, ...]]:
+    x = torch.randn(3, 8).half()
+    return [(x, x, 2, True), (x, x, 2, False, torch.rand(8))]
+
+
+def _router_arguments(dtype: torch.dtype, _: torch.dtype) -> Arguments:
+    return {
+        "hidden_states": ones(M, 1, dtype=dtype),
+        "gating_output": ones(M, K, dtype=dtype),
+        "topk": 2,
+        "renormalize": True,
+        "correction_bias": ones(K),
+    }
+
+
+def _router_is_allowed(arguments: Arguments) -> bool:
+    hidden, gates = arguments["hidden_states"], arguments["gating_output"]
+    bias = arguments["correction_bias"]
+    return (
+        is_dense(gates, FLOATS, 2)
+        and rows_are_dense(gates)
+        and hidden is not None
+        and is_dense(hidden, (hidden.dtype,), 2)
+        and hidden.shape[0] == gates.shape[0]
+        and 1 <= arguments["topk"] <= gates.shape[1]
+        and (bias is None or is_vector(bias, FLOATS, gates.shape[1]))
     )
 
 
@@ -218,6 +239,31 @@ def routers(draw: st.DrawFn) -> RouterCall:
     )
 
 
+def _table_samples() -> list[tuple[Any, ...]]:
+    x, at = torch.randn(3, 8).half(), torch.tensor([2, 0, 1])
+    return [(at, x.bfloat16(), False), (at.int(), x.bfloat16(), True, F32), (at, x, True)]
+
+
+def _table_arguments(_: torch.dtype, out_dtype: torch.dtype) -> Arguments:
+    return {
+        "indices": ones(M, dtype=torch.int64),
+        "weight": ones(N, K, dtype=BF16),
+        "is_vnni": True,
+        "out_dtype": out_dtype,
+    }
+
+
+def _table_is_allowed(arguments: Arguments) -> bool:
+    weight, indices = arguments["weight"], arguments["indices"]
+    return (
+        arguments["out_dtype"] in (None, *FLOATS)
+        and is_dense(weight, ACTS, 2)
+        and weight.is_contiguous()
+        and is_dense(indices, INDICES, 1)
+        and are_indices(indices, indices.shape[0], weight.shape[0])
+    )
+
+
 @dataclass(frozen=True)
 class TableCall:
     """Rows of a token table."""
@@ -250,15 +296,16 @@ def tables(draw: st.DrawFn) -> TableCall:
         dtype=draw(st.sampled_from((BF16, F16))),
         out_dtype=draw(st.sampled_from((None, *FLOATS))),
         packed=draw(st.booleans()),
-        index_dtype=draw(st.sampled_from((torch.int32, torch.int64))),
+        index_dtype=draw(INDEX_DTYPES),
         seed=draw(SEEDS),
     )
 
 
-ROWS: Family = {
-    **{op: norms(op) for op in (NORM, ADD_NORM, FUSED_ADD_NORM)},
-    "silu_and_mul_cpu": gates(),
-    "concat_columns_cpu": concats(),
-    "topk_softmax_cpu": routers(),
-    "packed_embedding_cpu": tables(),
+RECORDS: Records = {
+    "silu_and_mul_cpu": OpRecord(_gate_samples, _gate_arguments, _gate_is_allowed, gates()),
+    "concat_columns_cpu": OpRecord(
+        _concat_samples, _concat_arguments, _concat_is_allowed, concats()
+    ),
+    "topk_softmax_cpu": OpRecord(_router_samples, _router_arguments, _router_is_allowed, routers()),
+    "packed_embedding_cpu": OpRecord(_table_samples, _table_arguments, _table_is_allowed, tables()),
 }

@@ -1,13 +1,30 @@
-"""The contracts of the attention ops, in Python."""
+"""The attention ops over a paged cache: sample calls and contracts. Their random calls are in
+attention_calls.py.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from srt.test.kernel_contract_checks import (
+from srt.test.kernels.attention_calls import DECODE, EXTEND, FUSED, attentions
+from srt.test.kernels.fused_qkv import HEADS, fused_arguments, fused_is_allowed, fused_sample
+from srt.test.kernels.kv_cache import (
+    HEAD_DIM,
+    KV_HEADS,
+    T,
+    are_caches,
+    cache_of_ones,
+    is_written_cache,
+)
+from srt.test.kernels.properties import (
+    E4M3,
     FLOATS,
     INDICES,
     Arguments,
+    are_heads,
     are_indices,
+    head_count,
     is_dense,
     is_eps,
     is_number,
@@ -16,28 +33,14 @@ from srt.test.kernel_contract_checks import (
     overlaps_itself,
     rows_are_dense,
 )
-from srt.test.kernel_contracts_heads import (
-    HEAD_DIM,
-    HEADS,
-    KV_HEADS,
-    T,
-    are_caches,
-    are_heads,
-    cache_of_ones,
-    fused_arguments,
-    fused_is_allowed,
-    head_count,
-    is_written_cache,
-)
+from srt.test.kernels.record import OpRecord, Records
 
 CONTEXT, REQUESTS = 5, 3
 
 
-def attention_arguments(op: str, dtype: torch.dtype) -> Arguments:
-    """A call that the op accepts."""
-    q = ones(T, HEADS, HEAD_DIM, dtype=dtype)
-    k = ones(T, KV_HEADS, HEAD_DIM, dtype=dtype)
-    requests: Arguments = {
+def _requests() -> Arguments:
+    """What all three ops have in common; one new token a request."""
+    return {
         "req_to_token": ones(REQUESTS, CONTEXT, dtype=torch.int64),
         "req_pool_indices": torch.arange(REQUESTS),
         "seq_lens": ones(REQUESTS, dtype=torch.int64),
@@ -45,24 +48,30 @@ def attention_arguments(op: str, dtype: torch.dtype) -> Arguments:
         "logit_cap": 1.0,
         "sliding_window": 2,
         "sinks": ones(HEADS),
+        "k_scale": 1.0,
+        "v_scale": 1.0,
     }
-    if op == "fused_qkv_attention_cpu":
-        lengths = {"extend_seq_lens": ones(REQUESTS, dtype=torch.int64)}
-        return {**fused_arguments(dtype), **requests, **lengths}
-    scales = {"k_scale": 1.0, "v_scale": 1.0}
-    if op == "decode_attention_cpu":
-        return {
-            "query": q,
-            "k_cache": cache_of_ones(dtype),
-            "v_cache": cache_of_ones(dtype),
-            "output": q.clone(),
-            "key": k,
-            "value": k.clone(),
-            "loc": torch.arange(T),
-            "attn_logits": None,
-            **requests,
-            **scales,
-        }
+
+
+def _decode_arguments(dtype: torch.dtype, _: torch.dtype) -> Arguments:
+    q = ones(T, HEADS, HEAD_DIM, dtype=dtype)
+    k = ones(T, KV_HEADS, HEAD_DIM, dtype=dtype)
+    return {
+        "query": q,
+        "k_cache": cache_of_ones(dtype),
+        "v_cache": cache_of_ones(dtype),
+        "output": q.clone(),
+        "key": k,
+        "value": k.clone(),
+        "loc": torch.arange(T),
+        "attn_logits": None,
+        **_requests(),
+    }
+
+
+def _extend_arguments(dtype: torch.dtype, _: torch.dtype) -> Arguments:
+    q = ones(T, HEADS, HEAD_DIM, dtype=dtype)
+    k = ones(T, KV_HEADS, HEAD_DIM, dtype=dtype)
     return {
         "q_extend": q,
         "k_extend": k,
@@ -73,9 +82,13 @@ def attention_arguments(op: str, dtype: torch.dtype) -> Arguments:
         "extend_seq_lens": ones(REQUESTS, dtype=torch.int64),
         "extend_start_loc": torch.arange(REQUESTS),
         "max_len_extend": 2,
-        **requests,
-        **scales,
+        **_requests(),
     }
+
+
+def _fused_arguments(dtype: torch.dtype, _: torch.dtype) -> Arguments:
+    lengths = {"extend_seq_lens": ones(REQUESTS, dtype=torch.int64)}
+    return {**fused_arguments(dtype), **_requests(), **lengths}
 
 
 def _requests_are_allowed(
@@ -86,9 +99,11 @@ def _requests_are_allowed(
     kv_heads: int,
     lengths: list[int],
     starts: list[int],
-    fresh: bool,
+    stored: bool,
 ) -> bool:
-    """All about requests and scores; `lengths` and `starts` are those of their new tokens."""
+    """All about requests and scores; `lengths` and `starts` are those of their new tokens, whose
+    keys are in the cache if they are `stored`.
+    """
     table, pool, seq_lens = (
         arguments[name] for name in ("req_to_token", "req_pool_indices", "seq_lens")
     )
@@ -115,7 +130,9 @@ def _requests_are_allowed(
         if new == 0:
             continue
         end = total - new + 1
-        seen = table[row, max(0, end - window) if window > 0 else 0 : total - new * fresh]
+        seen = table[
+            row, max(0, end - window) if window > 0 else 0 : total if stored else total - new
+        ]
         if ((seen < 0) | (seen >= slots)).any():
             return False
     return True
@@ -144,7 +161,7 @@ def _decode_is_allowed(arguments: Arguments) -> bool:
         and _are_queries(q, arguments["output"], k_cache.shape[2], v_cache.shape[2])
         and _requests_are_allowed(
             arguments, len(q), k_cache.shape[0], q.shape[1], k_cache.shape[1],
-            [1] * len(q), [*range(len(q))], fresh=False,
+            [1] * len(q), [*range(len(q))], stored=True,
         )
     ):  # fmt: skip
         return False
@@ -192,7 +209,7 @@ def _extend_is_allowed(arguments: Arguments) -> bool:
         return False
     return _requests_are_allowed(
         arguments, len(q), k_cache.shape[0], q.shape[1], k_cache.shape[1],
-        lengths.tolist(), starts.tolist(), fresh=k is not None,
+        lengths.tolist(), starts.tolist(), stored=k is None,
     )  # fmt: skip
 
 
@@ -210,15 +227,59 @@ def _fused_is_allowed(arguments: Arguments) -> bool:
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     return _requests_are_allowed(
         arguments, tokens, arguments["k_cache"].shape[0], arguments["num_heads"],
-        arguments["num_kv_heads"], lengths, starts, fresh=False,
+        arguments["num_kv_heads"], lengths, starts, stored=True,
     )  # fmt: skip
 
 
-def attention_is_allowed(op: str, arguments: Arguments) -> bool:
-    """Whether the op takes these arguments."""
-    allowed = {
-        "decode_attention_cpu": _decode_is_allowed,
-        "extend_attention_cpu": _extend_is_allowed,
-        "fused_qkv_attention_cpu": _fused_is_allowed,
-    }
-    return allowed[op](arguments)
+def _pool() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of the sample calls: slots of three rows; requests of the first two rows and their lengths;
+    the first row alone.
+    """
+    table = torch.tensor([[2, 0, 1, 3], [1, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.int32)
+    return table, torch.tensor([0, 1]), torch.tensor([4, 1]), torch.tensor([0])
+
+
+def _options() -> tuple[Any, ...]:
+    """Every argument behind `sm_scale` that has a default."""
+    return 20.0, 3, torch.rand(2).half(), 0.5, 2.0
+
+
+def _decode_samples() -> list[tuple[Any, ...]]:
+    heads, at = torch.randn(2, 4, 8).half(), torch.tensor([2, 0])
+    q, k, v = heads[:, :2], heads[:, 2:3], heads[:, 3:]
+    table, rows, lengths, _ = _pool()
+    cache, codes = torch.zeros(4, 1, 8).half(), torch.zeros(4, 1, 8).to(E4M3)
+    requests = (table, rows, lengths, 0.5)
+    return [
+        (q, cache, cache.clone(), q + 0, None, None, None, None, *requests, 0.0),
+        (q, codes, codes.clone(), q + 0, k, v, at, torch.randn(3, 8), *requests, *_options()),
+    ]
+
+
+def _extend_samples() -> list[tuple[Any, ...]]:
+    heads = torch.randn(3, 4, 8).half()
+    q, k, v = heads[:, :2], heads[:, 2:3], heads[:, 3:]
+    table, _, lengths, one = _pool()
+    cache, codes = torch.zeros(4, 1, 8).half(), torch.zeros(4, 1, 8).to(E4M3)
+    requests = (table, one, lengths[:1], lengths[:1] - 1, one, 3, 0.5)
+    return [
+        (q, None, None, q + 0, cache, cache.clone(), *requests, 0.0),
+        (q, k, v, q + 0, codes, codes.clone(), *requests, *_options()),
+    ]
+
+
+def _fused_samples() -> list[tuple[Any, ...]]:
+    table, _, lengths, one = _pool()
+    decode = (table, torch.tensor([2, 0, 1]), torch.tensor([4, 0, 1]), None, 0.5)
+    extend = (table, one, lengths[:1], lengths[:1] - 1, 0.5)
+    return [
+        (*fused_sample(quantized=False, normed=False), *decode),
+        (*fused_sample(quantized=True, normed=True), *extend, *_options(), torch.rand(5)),
+    ]
+
+
+RECORDS: Records = {
+    DECODE: OpRecord(_decode_samples, _decode_arguments, _decode_is_allowed, attentions(DECODE)),
+    EXTEND: OpRecord(_extend_samples, _extend_arguments, _extend_is_allowed, attentions(EXTEND)),
+    FUSED: OpRecord(_fused_samples, _fused_arguments, _fused_is_allowed, attentions(FUSED)),
+}

@@ -1,11 +1,13 @@
-"""Random calls of the ops: what the families of calls share.
+"""What the tests know about an op beside its schema, and what its random calls are made of.
 
-A family is a dictionary from op to a strategy of its calls. A call is a frozen dataclass, which
-Hypothesis prints when it fails, with a `seed` that fills its tensors; `check(tier)` makes it with
-the kernels of that tier, which is in use already, and compares with float64.
+A random call is a frozen dataclass, which Hypothesis prints when it fails, with a `seed` that fills
+its tensors; `check(tier)` makes it with the kernels of that tier, which is in use already, and
+compares with float64.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import hypothesis.strategies as st
@@ -13,9 +15,10 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
-E4M3, BF16, F16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float16, torch.float32
-FLOATS = (F32, BF16, F16)
+from srt.test.kernels.properties import FLOATS, INDICES, Arguments
+
 SEEDS = st.integers(0, 2**32 - 1)
+INDEX_DTYPES = st.sampled_from(INDICES[::-1])
 
 
 class KernelCall(Protocol):
@@ -25,7 +28,25 @@ class KernelCall(Protocol):
         """Raise AssertionError unless the op does what it should."""
 
 
-Family = dict[str, st.SearchStrategy[Any]]
+@dataclass(frozen=True)
+class OpRecord:
+    """What the tests of all ops are run from."""
+
+    # Calls that walk the op's optional parts, as positional arguments with values of Torch's global
+    # generator. Fake kernel, opcheck, record and replay are tested with them.
+    samples: Callable[[], list[tuple[Any, ...]]]
+    # The contract: a call that the op accepts, by the dtypes of activations and result, and whether
+    # it accepts other arguments. That memory is apart and that nothing requires grad is looked at
+    # for all ops alike.
+    arguments: Callable[[torch.dtype, torch.dtype], Arguments]
+    is_allowed: Callable[[Arguments], bool]
+    # Random calls that know what float64 gives.
+    calls: st.SearchStrategy[Any]
+    # Dtypes of activations.
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+
+
+Records = dict[str, OpRecord]
 
 
 def fuzz(examples: int) -> settings:

@@ -1,5 +1,7 @@
-"""Random products, and the packing of weights."""
+"""The products and the packing of weights: sample calls, contracts, random calls."""
 
+import functools
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,28 +12,157 @@ from torch import Tensor
 
 import sgl_kernel
 from sgl_kernel.testing import check_close, random_weight, reference_mm
-from srt.test.kernel_fuzz import (
+from srt.test.kernels.properties import (
+    ACTS,
     BF16,
     E4M3,
     F16,
     F32,
     FLOATS,
+    Arguments,
+    is_dense,
+    is_vector,
+    ones,
+    overlaps_itself,
+    rows_are_dense,
+)
+from srt.test.kernels.record import (
     SEEDS,
-    Family,
+    OpRecord,
+    Records,
     check_margins,
     margins,
     rows_in_nan,
     sizes,
 )
 
-PER_TENSOR, PER_CHANNEL, BLOCK, LINEAR, BMM, PACK = (
+PER_TENSOR, PER_CHANNEL, BLOCK, LINEAR, BMM = (
     "fp8_per_tensor_scaled_mm_cpu",
     "fp8_per_channel_scaled_mm_cpu",
     "fp8_scaled_mm_cpu",
     "weight_packed_linear",
     "bmm_cpu",
-    "convert_weight_packed",
 )
+B, M, N, K = 2, 3, 5, 4
+
+
+def _samples(op: str) -> list[tuple[Any, ...]]:
+    calls: list[tuple[Any, ...]] = []
+    for m, packed in itertools.product((1, 5), (False, True)):
+        x, w, b = torch.randn(m, 32).to(BF16), random_weight(E4M3, 48, 32), torch.randn(48)
+        if op == PER_TENSOR:
+            calls += [(x, w, torch.tensor(0.5), b, BF16, packed)]
+            calls += [(x, w, torch.ones(1, 1), None, F32, packed)]
+        elif op == PER_CHANNEL:
+            calls += [(x, w, torch.rand(48), None, BF16, packed)]
+            calls += [(x.half(), w, torch.rand(48, 1), b, F32, packed)]
+        elif op == BLOCK:
+            calls += [(x, w, torch.rand(2, 2), [32, 16], b, BF16, packed)]
+            calls += [(x.half(), w, torch.rand(1, 1), [128, 128], None, F32, packed)]
+        elif op == LINEAR:
+            calls += [(x, w.to(BF16), b, packed)]
+            calls += [(x, w.to(BF16), None, packed, F32)]
+            calls += [(x.half(), w.half(), None, packed), (x.view(m, 1, 32), w.half(), b, packed)]
+        else:
+            out = torch.empty(2, m, 48, dtype=BF16)
+            x3, w3 = torch.randn(2, m, 32).to(BF16), random_weight(E4M3, 2, 48, 32)
+            calls += [(out, x3, w3, packed, torch.rand(2))]
+            calls += [(out.float(), x3, w3.to(BF16), packed, None)]
+            calls += [(out, x3, w3.half(), packed, None)]
+    return calls
+
+
+def _packing_samples() -> list[tuple[Any, ...]]:
+    w = random_weight(E4M3, 48, 32)
+    return [(w,), (w.to(BF16),), (w.half(),), (random_weight(E4M3, 2, 48, 32),)]
+
+
+def _packing_is_allowed(arguments: Arguments) -> bool:
+    weight = arguments["weight"]
+    return is_dense(weight, (E4M3, *ACTS), 2, 3) and min(weight.shape[-2:]) >= 1
+
+
+def _arguments(op: str, act_dtype: torch.dtype, out_dtype: torch.dtype) -> Arguments:
+    if op == BMM:
+        return {
+            "out": ones(B, M, N, dtype=out_dtype),
+            "mat1": ones(B, M, K, dtype=act_dtype),
+            "mat2": ones(B, N, K, dtype=E4M3),
+            "is_vnni": True,
+            "scale": ones(B),
+        }
+    arguments: Arguments = {
+        "mat1": ones(M, K, dtype=act_dtype),
+        "mat2": ones(N, K, dtype=act_dtype if op == LINEAR else E4M3),
+        "bias": ones(N),
+        "out_dtype": out_dtype,
+        "is_vnni": True,
+    }
+    if op == PER_TENSOR:
+        arguments["scales2"] = ones()
+    elif op == PER_CHANNEL:
+        arguments["scales2"] = ones(N)
+    elif op == BLOCK:
+        arguments["scales2"] = ones(3, 2)
+        arguments["block_size"] = [2, 3]
+    return arguments
+
+
+def _scale_is_allowed(op: str, scale: Tensor | None, arguments: Arguments) -> bool:
+    n, k = arguments["mat2"].shape[-2:]
+    if not is_dense(scale, (F32,)):
+        return False
+    assert scale is not None
+    if op == PER_TENSOR:
+        return scale.numel() == 1
+    if op == BMM:
+        one_each = scale.numel() == 1 or scale.shape == arguments["mat2"].shape[:1]
+        return one_each and scale.is_contiguous()
+    if op == PER_CHANNEL:
+        return scale.shape in ((n,), (n, 1)) and scale.is_contiguous()
+    size = arguments["block_size"]
+    if len(size) != 2 or min(size) < 1:
+        return False
+    return scale.shape == (-(-n // size[0]), -(-k // size[1])) and scale.is_contiguous()
+
+
+def _is_allowed(op: str, arguments: Arguments) -> bool:
+    mat1, mat2, bias = arguments["mat1"], arguments["mat2"], arguments.get("bias")
+    is_bmm = op == BMM
+    rank = 3 if is_bmm else 2
+    weights = {BMM: (E4M3, *ACTS), LINEAR: ACTS}.get(op, (E4M3,))
+    if not (
+        is_dense(mat1, ACTS)
+        and (mat1.dim() == 3 if is_bmm else mat1.dim() >= 2)
+        and is_dense(mat2, weights, rank)
+        and min(mat2.shape[-2:]) >= 1
+        and mat1.shape[-1] == mat2.shape[-1]
+        and (not is_bmm or mat1.shape[0] == mat2.shape[0])
+        and rows_are_dense(mat1)
+        and mat2.is_contiguous()
+    ):
+        return False
+    n = mat2.shape[-2]
+    if is_bmm:
+        out = arguments["out"]
+        is_fp8 = mat2.dtype == E4M3
+        if not is_fp8 and arguments["scale"] is not None:
+            return False
+        return (
+            is_dense(out, (mat1.dtype, F32), 3)
+            and out.shape == (*mat1.shape[:2], n)
+            and rows_are_dense(out)
+            and not overlaps_itself(out)
+            and (not is_fp8 or _scale_is_allowed(op, arguments["scale"], arguments))
+        )
+    if bias is not None and not is_vector(bias, FLOATS, n):
+        return False
+    out_dtypes = (mat1.dtype, F32)
+    if op == LINEAR:
+        return arguments["out_dtype"] in (*out_dtypes, None)
+    return arguments["out_dtype"] in out_dtypes and _scale_is_allowed(
+        op, arguments["scales2"], arguments
+    )
 
 
 @dataclass(frozen=True)
@@ -170,7 +301,23 @@ def packings() -> st.SearchStrategy[PackCall]:
     return st.builds(PackCall, batch, sizes(1, 200), sizes(1, 200), dtypes, st.booleans(), SEEDS)
 
 
-PRODUCTS: Family = {
-    **{op: products(op) for op in (PER_TENSOR, PER_CHANNEL, BLOCK, LINEAR, BMM)},
-    PACK: packings(),
+def _product(op: str) -> OpRecord:
+    return OpRecord(
+        samples=functools.partial(_samples, op),
+        arguments=functools.partial(_arguments, op),
+        is_allowed=functools.partial(_is_allowed, op),
+        calls=products(op),
+        dtypes=ACTS,
+    )
+
+
+RECORDS: Records = {
+    **{op: _product(op) for op in (PER_TENSOR, PER_CHANNEL, BLOCK, LINEAR, BMM)},
+    "convert_weight_packed": OpRecord(
+        samples=_packing_samples,
+        arguments=lambda _, __: {"weight": ones(N, K, dtype=E4M3)},
+        is_allowed=_packing_is_allowed,
+        calls=packings(),
+        dtypes=ACTS,
+    ),
 }

@@ -1,4 +1,7 @@
-"""Typed wrappers of the ops; names, argument order and meaning are those of SGLang's CPU backend.
+"""The products, and the packing of their weights.
+
+Names, argument order and meaning are those of SGLang's CPU backend where it has the op; optional
+arguments behind them are ours. The body of an op is its fake kernel, see :mod:`sgl_kernel.fakes`.
 
 Shapes: M rows of activations, N output columns, K the reduced dimension; `...` are further
 dimensions of rows, or none. All tensors are on the CPU. Every op raises ``RuntimeError`` for a bad
@@ -12,7 +15,19 @@ result is rounded once. See docs/numerics.md.
 import torch
 from torch import Tensor
 
+from sgl_kernel._op import op
 
+__all__ = [
+    "bmm_cpu",
+    "convert_weight_packed",
+    "fp8_per_channel_scaled_mm_cpu",
+    "fp8_per_tensor_scaled_mm_cpu",
+    "fp8_scaled_mm_cpu",
+    "weight_packed_linear",
+]
+
+
+@op
 def convert_weight_packed(weight: Tensor) -> Tensor:
     """Pack a weight into the layout that the kernels read (VNNI pairs in blocks of 32 columns).
 
@@ -22,9 +37,10 @@ def convert_weight_packed(weight: Tensor) -> Tensor:
     Returns:
         A new contiguous tensor of the same shape and dtype; its bytes are permuted.
     """
-    return torch.ops.sgl_kernel.convert_weight_packed(weight)
+    return weight.new_empty(weight.shape)
 
 
+@op
 def fp8_scaled_mm_cpu(
     mat1: Tensor,
     mat2: Tensor,
@@ -50,11 +66,10 @@ def fp8_scaled_mm_cpu(
     Returns:
         [..., M, N] of ``out_dtype``.
     """
-    return torch.ops.sgl_kernel.fp8_scaled_mm_cpu(
-        mat1, mat2, scales2, block_size, bias, out_dtype, is_vnni
-    )
+    return _product("fp8_scaled_mm_cpu", mat1, mat2, out_dtype)
 
 
+@op
 def fp8_per_tensor_scaled_mm_cpu(
     mat1: Tensor,
     mat2: Tensor,
@@ -76,11 +91,10 @@ def fp8_per_tensor_scaled_mm_cpu(
     Returns:
         [..., M, N] of ``out_dtype``.
     """
-    return torch.ops.sgl_kernel.fp8_per_tensor_scaled_mm_cpu(
-        mat1, mat2, scales2, bias, out_dtype, is_vnni
-    )
+    return _product("fp8_per_tensor_scaled_mm_cpu", mat1, mat2, out_dtype)
 
 
+@op
 def fp8_per_channel_scaled_mm_cpu(
     mat1: Tensor,
     mat2: Tensor,
@@ -94,11 +108,10 @@ def fp8_per_channel_scaled_mm_cpu(
     Args:
         scales2: [N] or [N, 1] float32. The other arguments are the same.
     """
-    return torch.ops.sgl_kernel.fp8_per_channel_scaled_mm_cpu(
-        mat1, mat2, scales2, bias, out_dtype, is_vnni
-    )
+    return _product("fp8_per_channel_scaled_mm_cpu", mat1, mat2, out_dtype)
 
 
+@op
 def weight_packed_linear(
     mat1: Tensor,
     mat2: Tensor,
@@ -118,9 +131,10 @@ def weight_packed_linear(
     Returns:
         [..., M, N] of ``out_dtype``.
     """
-    return torch.ops.sgl_kernel.weight_packed_linear(mat1, mat2, bias, is_vnni, out_dtype)
+    return _product("weight_packed_linear", mat1, mat2, out_dtype or mat1.dtype)
 
 
+@op
 def bmm_cpu(out: Tensor, mat1: Tensor, mat2: Tensor, is_vnni: bool, scale: Tensor | None) -> None:
     """``out[b] = mat1[b] @ mat2[b].T * scale``, written in place.
 
@@ -131,4 +145,19 @@ def bmm_cpu(out: Tensor, mat1: Tensor, mat2: Tensor, is_vnni: bool, scale: Tenso
         is_vnni: whether mat2 is packed.
         scale: float32, one element or [B], for a float8_e4m3fn mat2; else None.
     """
-    torch.ops.sgl_kernel.bmm_cpu(out, mat1, mat2, is_vnni, scale)
+
+
+def _product(op: str, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """What the fake kernels of the products of one weight check, and their result."""
+    torch._check(
+        mat1.dim() >= 2, lambda: f"sgl_kernel::{op}: mat1: expected [..., M, K] (2-D or more)"
+    )
+    torch._check(mat2.dim() == 2, lambda: f"sgl_kernel::{op}: mat2: expected [N, K] (2-D)")
+    torch._check(
+        mat1.size(-1) == mat2.size(1),
+        lambda: (
+            f"sgl_kernel::{op}: mat1: expected size {mat2.size(1)} (K of mat2) in dimension "
+            f"{mat1.dim() - 1}, got {mat1.size(-1)}"
+        ),
+    )
+    return mat1.new_empty((*mat1.shape[:-1], mat2.size(0)), dtype=out_dtype)

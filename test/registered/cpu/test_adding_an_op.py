@@ -116,7 +116,7 @@ def documented_files() -> set[str]:
     table = text.split("## Adding an op")[1].split("\n1. ")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     found = [path for row in rows for path in re.findall(r"`([^`]+/[^`]+)`", row)]
-    return {path.replace("FAMILY", "transformer") for path in found}
+    return {path.replace("<family>", "transformer") for path in found}
 
 
 def copy_with_toy(tree: Path) -> None:

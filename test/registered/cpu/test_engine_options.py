@@ -49,6 +49,8 @@ def test_integers(name: str, value: Any, tmp_path: Path) -> None:
         ("compiled_batch_sizes", [0]),
         ("mem_fraction", "0.5"),
         ("mem_fraction", None),
+        ("mem_fraction", 0.0),
+        ("mem_fraction", 1.1),
         ("mem_fraction", math.nan),
         ("dtype", None),
         ("dtype", torch.float16),

@@ -19,9 +19,9 @@ constexpr int64_t kMaxMC = 256;
 constexpr int64_t kMinKC = 128;
 constexpr int64_t kMaxKC = 512;
 
-// NC in blocks of 32 columns: those that share the conversion of a run of mat1's K. Where rows are
-// converted in runs of several blocks of K, kTileRunFloats is as many floats as a run has; the
-// processors that have tiles have 2 MiB of second-level cache, of which that is half.
+// NC in blocks of 32 columns: those that share the conversion of a run of mat1's K. Tiers with
+// tiles take several blocks of K in a run, up to kTileRunFloats: 1 MiB, half of the second-level
+// cache that their processors have.
 constexpr int64_t kNCBlocks = 16;
 constexpr int64_t kTileNCBlocks = 64;
 constexpr int64_t kTileRunFloats = int64_t{256} << 10;

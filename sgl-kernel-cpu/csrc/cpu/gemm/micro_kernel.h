@@ -67,7 +67,7 @@ constexpr bool kVecsAlone =
 // Where accumulators end: sums[rows, 32] (+)= even k plus odd k, times the rows' factors and,
 // unless it is null, the columns' scale.
 struct RowSums {
-  const float* factors;  // [rows], see row_factor in e4m3_fp16_bits.h
+  const float* factors;  // [rows], see factor_of_row in e4m3_fp16_bits.h
   const float* scale;    // [32] or null
   float* sums;
   bool start;  // they are set, not added to

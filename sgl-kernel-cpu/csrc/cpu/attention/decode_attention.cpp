@@ -169,11 +169,13 @@ void decode_attention_kernel_impl(const AttentionArgs& args, const DecodePlan& p
       block = next;
       next = done;
       // The block behind this one, which may be the next request's first.
-      int64_t ahead = request;
+      int64_t next_request = request;
       const int64_t after = split - inside % heads + heads;
-      while (ahead + 1 < args.requests && after >= plan.split_begins[ahead + 1]) ++ahead;
+      while (next_request + 1 < args.requests && after >= plan.split_begins[next_request + 1]) {
+        ++next_request;
+      }
       if (after < splits.end) {
-        next->find(args, ahead, (after - plan.split_begins[ahead]) / heads);
+        next->find(args, next_request, (after - plan.split_begins[next_request]) / heads);
       } else {
         *next = *block;
       }

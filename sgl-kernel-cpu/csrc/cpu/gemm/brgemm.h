@@ -37,6 +37,7 @@ static void brgemm2(const GemmArgs& args, int64_t m0, int64_t rows, int64_t bloc
                     int64_t block_end, const PanelScratch& scratch) {
   using Product = PanelProduct<scalar_t, packed_t>;
   using Dot = typename Product::Dot;
+  static_assert(kMinKC <= Dot::kKC && Dot::kKC <= kMaxKC, "scratch is laid out for these");
   constexpr int64_t kPanelFloats = Dot::kKC / 2 * kPanelPair<Dot>;
   static_assert(2 * kPanelFloats <= kBlockN * kMaxKC, "two panels fit where one was asked for");
   const int64_t kc = block_length<Dot>(rows);

@@ -56,7 +56,7 @@
 //   total               [rows, 32] of the segments so far, each times its scale
 //   segment             elements of K that share a scale
 //   panel               a block of K of 32 columns, widened to what the policy multiplies (panel.h)
-//   part                the k pairs of a block of K that a panel of 16 KiB takes (panel.h)
+//   part                the k pairs of a block of K that one panel takes: 16 KiB, or all (panel.h)
 //   run                 blocks of K whose elements of mat1 are converted at once (brgemm.h)
 //   tiny                the way of tinygemm_kernel2
 //   fp16 bits           e4m3 weights on their way to f32 (e4m3_fp16_bits.h)

@@ -11,11 +11,9 @@
 #include <cstdint>
 
 #include "simd/int_math.h"
+#include "simd/weight_pairs.h"
 
 namespace sgl_kernel {
-
-constexpr int64_t kBlockN = 32;
-constexpr int64_t kPairElements = 2 * kBlockN;  // of one k pair of a whole block
 
 // Index of element (n, k) inside a packed [N, K] weight.
 SGL_INLINE int64_t packed_index(int64_t N, int64_t K, int64_t n, int64_t k) {

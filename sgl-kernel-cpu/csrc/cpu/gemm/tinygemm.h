@@ -195,6 +195,7 @@ SGL_INLINE void tinygemm_kernel2(const GemmArgs& args, TaskRange tasks,
 template <typename scalar_t, typename packed_t, bool has_bias>
 static void tinygemm_blocks(const GemmArgs& args, TaskRange tasks, void* memory) {
   using Dot = TinyDotFor<scalar_t, packed_t>;
+  static_assert(Dot::kMostRows <= kTinyRows, "tinygemm_kernel2 has a case for each row count");
   const int64_t segment = segment_length(args);
   TinyBlock<packed_t> block;
   block.segments = div_up(args.K, segment);

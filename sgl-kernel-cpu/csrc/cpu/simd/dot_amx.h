@@ -9,6 +9,7 @@
 
 #include "simd/bf16_pairs.h"
 #include "simd/dot_f32.h"
+#include "simd/int_math.h"
 #include "simd/tile_product.h"
 
 namespace sgl_kernel {
@@ -60,10 +61,10 @@ SGL_INLINE void multiply_step(const float* a, int64_t group, const float* panel)
   }
 }
 
-// A product of one group of 16 rows, or of two. In each step `share` pairs of the next panel are
-// made.
+// A product of one group of 16 rows, or of two. In each step `pairs_per_step` pairs of the next
+// panel are made.
 template <int SPLITS, bool BOTH, typename Next>
-SGL_INLINE void multiply_group(const TileProduct& of, int64_t share, Next& next) {
+SGL_INLINE void multiply_group(const TileProduct& of, int64_t pairs_per_step, Next& next) {
   constexpr int64_t kRowBytes = kBlockN * 4;
   float* sums = of.sums;
   float* lower = sums + 16 * kBlockN;
@@ -85,7 +86,7 @@ SGL_INLINE void multiply_group(const TileProduct& of, int64_t share, Next& next)
   const int64_t steps = of.pairs / 16;
   const int64_t group = steps * SPLITS * kTileFloats;
   for (int64_t s = 0; s < steps; ++s) {
-    next.advance(share);
+    next.advance(pairs_per_step);
     multiply_step<SPLITS, BOTH>(of.a + s * SPLITS * kTileFloats, group,
                                 of.panel + s * 16 * kBlockN);
   }
@@ -107,14 +108,14 @@ constexpr int64_t kHeldRows = 32;
 template <int SPLITS, typename Next, typename Finish>
 static void multiply_tiles(TileProduct product, Next& next, const Finish& finish) {
   const int64_t rows = product.rows;
-  const int64_t share = div_up(next.pairs_left(), div_up(rows, 32) * (product.pairs / 16));
+  const int64_t pairs_per_step = div_up(next.pairs_left(), div_up(rows, 32) * (product.pairs / 16));
   if (rows > kHeldRows) product.flow.held = product.flow.hold = false;
   for (int64_t m = 0; m < rows; m += 32) {
     const int64_t count = min_i64(32, rows - m);
     if (count > 16) {
-      multiply_group<SPLITS, true>(product, share, next);
+      multiply_group<SPLITS, true>(product, pairs_per_step, next);
     } else {
-      multiply_group<SPLITS, false>(product, share, next);
+      multiply_group<SPLITS, false>(product, pairs_per_step, next);
     }
     if (!product.flow.hold) finish(m, count);
     product.a += 32 * product.pairs * SPLITS;

@@ -12,9 +12,9 @@ namespace SGL_TIER {
 
 struct DotBf16 : Bf16Pairs {
   static constexpr int kSplits = 1;
-  static constexpr int64_t kKC = kMaxKC;
+  static constexpr int64_t kKC = 512;
   static constexpr int64_t kAccumulatedPairs = kKC / 2;
-  static constexpr int64_t kMostRows = kTinyRows;
+  static constexpr int64_t kMostRows = 4;
   static constexpr int64_t kPadPairs = 1;
   static constexpr int64_t kPadRows = 1;
   static constexpr bool kTiles = false;

@@ -1,9 +1,9 @@
 // The dot policy that every tier has: f32 fused multiply-adds. dot.h says what a policy is.
 #pragma once
 
-#include "gemm/blocking.h"
 #include "simd/e4m3_fp16_bits.h"
 #include "simd/vec.h"
+#include "simd/weight_pairs.h"
 
 namespace sgl_kernel {
 namespace SGL_TIER {
@@ -24,8 +24,8 @@ struct DotF32 {
   static constexpr int kSplits = 1;  // rows that one row of mat1 becomes
   static constexpr int64_t kKC = 256;
   static constexpr int64_t kAccumulatedPairs = kKC / 2;
-  static constexpr int64_t kMostRows = kTinyRows;  // that tinygemm_kernel2 takes
-  static constexpr int64_t kPadPairs = 1;          // pairs of mat1 and of a panel come in multiples
+  static constexpr int64_t kMostRows = 4;  // that tinygemm_kernel2 takes
+  static constexpr int64_t kPadPairs = 1;  // pairs of mat1 and of a panel come in multiples
   static constexpr int64_t kPadRows = 1;
   static constexpr bool kTiles = false;
   static constexpr bool kFlushSubnormals = false;

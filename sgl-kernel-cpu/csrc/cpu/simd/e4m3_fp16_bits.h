@@ -15,8 +15,8 @@
 
 #include <type_traits>
 
-#include "gemm/packing.h"
 #include "simd/vec.h"
+#include "simd/weight_pairs.h"
 
 namespace sgl_kernel {
 namespace SGL_TIER {

@@ -12,8 +12,7 @@
 //   kReducesNeighbours          reduce_add first adds neighbours, else one half to the other
 //   transpose(Vec[kLanes])      of a square of f32
 //   exp_from(p, t, n, x, least) p * 2^n, n also the integer in the low mantissa bits of t; 0 where
-//   x
-//                               is below `least`, NaN where it is NaN
+//                               x is below `least`, NaN where it is NaN
 //
 // what widens and narrows:
 //   load_act                    kLanes activations (bf16_t*, fp16_t*), cached e4m3 (e4m3_t*), or

@@ -26,8 +26,7 @@ SGL_INLINE Vec add_lanes(Vec* x) {
 //
 // x = n ln 2 + r with |r| <= ln 2 / 2. n ln2_high is exact (9 bits times at most 8), and the Taylor
 // polynomial of degree 7 leaves r^8 / 8! < 2^-27. Below -87.336 the result would be subnormal and
-// is 0; above 88.722 it is infinite.
-// Here x is not above 88.722.
+// is 0; above 88.722 it is infinite, which exp_of_negative leaves out: its x is not above that.
 SGL_INLINE Vec exp_of_negative(Vec x) {
   const Vec shifter = set1(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
   const Vec t = fma(x, set1(1.44269504f), shifter);

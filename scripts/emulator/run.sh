@@ -35,7 +35,7 @@ while [ $# -gt 0 ]; do
     --kernel-args) kernel_args+=" $2" ;;
     --memory) memory=$2 ;;
     --timeout) timeout=$2 ;;
-    --disk) disk=$(realpath -e "$2") || die "no disk image '$2'; torch_disk.sh makes one" 2 ;;
+    --disk) disk=$(realpath -e "$2") || die "no disk image '$2'; torch_disk.py makes one" 2 ;;
     --env) environment+=("$2") ;;
     --keep) keep=$2 ;;
     -*) die "unknown option '$1' (see --help)" 2 ;;

@@ -99,7 +99,9 @@ def run_killed_at(step: int, destination: Path) -> bool:
 
 
 def kill_everywhere(root: Path, mode: str) -> None:
-    """The checks of `test_a_kill_at_any_step`; prints the number of steps."""
+    """The checks of `test_a_kill_at_any_step_leaves_the_old_or_the_new`; prints the number of
+    steps.
+    """
     if mode == "fallback":
         vars(scratch)["exchange"] = lambda first, second: False
     foreign = root / ".srt-mine.tmp"

@@ -1,4 +1,4 @@
-"""The floors that docs/architecture.md draws hold, and the files that documents name exist."""
+"""The floors that docs/architecture.md draws hold; what documents name and link to exists."""
 
 import ast
 import re
@@ -17,7 +17,20 @@ from srt.test.ci_register import register_cpu_ci
 register_cpu_ci(est_time=3, suite="per-commit")
 
 ROOT = Path(__file__).resolve().parents[3]
-DOCUMENTS = ("docs/architecture.md", "CONTRIBUTING.md")
+ARCHITECTURE = "docs/architecture.md"
+DOCUMENTS = [
+    file.relative_to(ROOT).as_posix()
+    for folder in ("", "docs", "sgl-kernel-cpu", "scripts/emulator")
+    for file in sorted((ROOT / folder).glob("*.md"))
+]
+# Files of checkpoints, of Bochs, and those that a reader makes.
+FOREIGN = {
+    "additional_chat_templates/",
+    "custom_generate/",
+    "cpu/decoder/features.h",
+    "probe.cpp",
+    "opticks.txt",
+}
 Graph = dict[str, set[str]]
 
 
@@ -61,7 +74,7 @@ def reachable(graph: Graph, start: str) -> set[str]:
 
 def read_floors() -> dict[str, int]:
     """The height of each folder and file of srt in the drawing; the lowest line is 0."""
-    text = (ROOT / DOCUMENTS[0]).read_text().partition("\n### The floors\n")[2]
+    text = (ROOT / ARCHITECTURE).read_text().partition("\n### The floors\n")[2]
     block = re.search(r"(?:^ {4}.*\n)+", text, re.MULTILINE)
     assert block is not None
     lines = [re.findall(r"[\w/]+(?:/|\.py)", line) for line in block[0].splitlines()]
@@ -155,7 +168,8 @@ def names_of_files(document: str) -> set[str]:
     code = re.findall(r"`([^`\n]+)`|^ {4}(.+)$", text, re.MULTILINE)
     words = re.findall(r"[\w.\-/*{},<>]+", " ".join(f"{inline} {block}" for inline, block in code))
     kinds = r"\w(?:/|\.(?:py|md|h|inc|cpp|c|sh|cmake|toml|txt|yml))"
-    return {name for word in words if re.search(rf"{kinds}$", name := word.strip(",."))}
+    names = {name for word in words if re.search(rf"{kinds}$", name := word.strip(",."))}
+    return {name for name in names if not name.startswith("/")} - FOREIGN
 
 
 def expand(name: str) -> list[str]:
@@ -175,13 +189,41 @@ def test_files_that_the_documents_name_exist(document: str) -> None:
     """
     bases = [ROOT / base for base in ("", "srt", "sgl-kernel-cpu", "sgl-kernel-cpu/csrc/cpu")]
     anywhere = ("srt", "sgl-kernel-cpu", "test", "docs", "scripts")
-    names = names_of_files(document)
-    assert len(names) > 10
     missing = [
         name
-        for name in names
+        for name in names_of_files(document)
         for path in expand(name)
         if not any(next(base.glob(path.rstrip("/")), None) for base in bases)
         and ("/" in path or not any(next((ROOT / a).rglob(path), None) for a in anywhere))
     ]
     assert sorted(missing) == []
+
+
+def anchors(document: Path) -> set[str]:
+    """What a link may name behind `#`: the headings, as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_documents_name_files_and_link() -> None:
+    """What the tests of documents look for is found at all."""
+    assert {ARCHITECTURE, "README.md", "CONTRIBUTING.md", "sgl-kernel-cpu/README.md"} <= {
+        *DOCUMENTS
+    }
+    assert len(names_of_files(ARCHITECTURE)) > 100
+    assert {"adding-an-op", "adding-a-checkpoint-format-or-a-model"} <= anchors(
+        ROOT / "CONTRIBUTING.md"
+    )
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_what_the_documents_link_to_exists(document: str) -> None:
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", (ROOT / document).read_text())
+    broken = []
+    for path, anchor in links:
+        if ":" in path:  # a page elsewhere
+            continue
+        target = (ROOT / document).parent / path if path else ROOT / document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(f"{path}#{anchor}")
+    assert broken == []

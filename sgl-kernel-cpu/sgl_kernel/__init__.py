@@ -6,21 +6,32 @@ fail with the reason. Whoever traces the ops (torch.compile, FakeTensor) calls
 :func:`sgl_kernel.fakes.register` first.
 """
 
-from sgl_kernel._library import cpu_info as cpu_info
-from sgl_kernel._library import load_library
-from sgl_kernel._library import set_isa as set_isa
+from sgl_kernel._library import cpu_info, load_library, set_isa
 
 # The ops must exist before anything below refers to them.
 __version__ = load_library()
 
-from sgl_kernel import fakes as fakes
+from sgl_kernel import attention, fakes, gemm, heads, transformer
 from sgl_kernel.attention import *
 from sgl_kernel.gemm import *
-from sgl_kernel.graph import Arena as Arena
-from sgl_kernel.graph import RecordingError as RecordingError
-from sgl_kernel.graph import StepGraph as StepGraph
-from sgl_kernel.graph import record as record
+from sgl_kernel.graph import Arena, RecordingError, StepGraph, record
 from sgl_kernel.heads import *
-from sgl_kernel.packing import packed_index as packed_index
-from sgl_kernel.packing import unpack_rows as unpack_rows
+from sgl_kernel.packing import packed_index, unpack_rows
 from sgl_kernel.transformer import *
+
+__all__ = [
+    "Arena",
+    "RecordingError",
+    "StepGraph",
+    "__version__",
+    "cpu_info",
+    "fakes",
+    "packed_index",
+    "record",
+    "set_isa",
+    "unpack_rows",
+]
+__all__ += attention.__all__
+__all__ += gemm.__all__
+__all__ += heads.__all__
+__all__ += transformer.__all__

@@ -119,6 +119,13 @@ def test_wrapper_has_the_signature_of_the_schema(op: str) -> None:
     assert wrapper.__doc__
 
 
+def test_the_package_offers_the_ops_and_little_else() -> None:
+    others = {"Arena", "RecordingError", "StepGraph", "__version__", "cpu_info", "fakes"}
+    others |= {"packed_index", "record", "set_isa", "unpack_rows"}
+    assert sorted(sgl_kernel.__all__) == sorted([*all_ops(), *others])
+    assert all(hasattr(sgl_kernel, name) for name in sgl_kernel.__all__)
+
+
 def test_ops_are_called_by_their_wrappers_only() -> None:
     """`torch.ops.sgl_kernel` passes mypy by: besides tests only the package itself looks there."""
     sources = [

@@ -3,7 +3,7 @@
 #
 # usage: test_tiers.sh SGL_KERNEL_TESTS [TEST]
 #
-# SGL_KERNEL_TESTS is the test binary, linked statically. On each machine it must choose the expected
+# SGL_KERNEL_TESTS is the test binary, linked statically unless it has sanitizers. On each machine it must choose the expected
 # tier by itself; it then runs the tests on that tier (all, or those with TEST in their name).
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=lib.sh

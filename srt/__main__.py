@@ -14,7 +14,8 @@ def main() -> int:
         signals.install()
         from srt.utils.openmp import restart_with_spin_limit
 
-        restart_with_spin_limit()
+        with signals.held():
+            restart_with_spin_limit()
     except KeyboardInterrupt:
         return 130
     from srt.cli import main as cli

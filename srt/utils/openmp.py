@@ -44,13 +44,19 @@ def restart_with_spin_limit() -> None:
     OpenMP reads the environment once, when it is loaded with Torch, and has no function for it. So
     a process whose environment lacks the limit must become another one, before it has done
     anything: that costs the start of an interpreter, some 40 ms, and the environment of a process
-    stays what its user made it.
+    stays what its user made it. A program that came through stdin or a pipe is not there to be
+    started again.
     """
     limit = spin_limit(os.environ)
-    if limit and sys.executable:
+    if limit and sys.executable and _can_be_read_again(sys.argv[0]):
         # Where the system refuses, threads spin, and that is all.
         with contextlib.suppress(OSError):
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | limit)
+
+
+def _can_be_read_again(program: str) -> bool:
+    """Whether the program of this name in `sys.argv` is still there for another interpreter."""
+    return program not in ("", "-") and not Path(program).is_fifo()
 
 
 def warn_of_spinning() -> None:

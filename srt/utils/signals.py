@@ -48,7 +48,8 @@ class Signals:
 
     def install(self) -> None:
         """Takes the signals over, but those that the parent process made this one ignore, as
-        `nohup` does. Only the main thread may call it.
+        `nohup` does. Those that wait are dealt with here: see :meth:`held`. Only the main thread
+        may call it.
         """
         # Registered first, so run last: then Python forgets all handlers.
         atexit.register(_ignore)
@@ -56,6 +57,19 @@ class Signals:
         for signum in _ENDING:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, signals wait. A program that this process becomes inherits that: while its
+        interpreter starts, Python's own handlers would print a traceback, so signals go on waiting
+        until it calls :meth:`install`.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
     @contextmanager
     def working(self) -> Iterator[None]:

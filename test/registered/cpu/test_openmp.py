@@ -49,18 +49,24 @@ def test_the_users_setting_stands(tmp_path: Path, setting: dict[str, str]) -> No
     assert spin_limit(setting, make_load(tmp_path, "999/1000")) == {}
 
 
-def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program that finds a busy machine and no setting of the user's."""
+def make_environ() -> dict[str, str]:
+    """An environment without any setting of how threads wait."""
     environ = {
         k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     }
-    return subprocess.run(
+    return environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def run(code: str, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs a program that finds a busy machine and no setting of the user's."""
+    done = subprocess.run(
         [sys.executable, "-c", BUSY + code, *arguments],
-        env=environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=make_environ(),
         capture_output=True,
         text=True,
-        check=True,
     )
+    assert done.returncode == status, done.stderr
+    return done
 
 
 def test_the_command_starts_over_in_an_environment_that_limits_spinning() -> None:
@@ -71,6 +77,51 @@ def test_the_command_starts_over_in_an_environment_that_limits_spinning() -> Non
     done = run(code, "env", "--json")
     assert json.loads(done.stdout)["environment"]["GOMP_SPINCOUNT"] == "1000"
     assert done.stderr == "started False\n" * 2
+
+
+STARTS = """
+import os, signal, sys
+if "GOMP_SPINCOUNT" in os.environ:
+    # What a signal in the start of this interpreter would do without being held.
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= signal.pthread_sigmask(0, ())
+    os.kill(os.getpid(), signal.Signals[sys.argv.pop()])
+from srt.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_waits_until_the_command_that_starts_over_is_there(name: str, status: int) -> None:
+    done = run(STARTS, "env", "--json", name, status=status)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_signals_are_not_held_once_the_command_runs() -> None:
+    code = """
+import os, signal, sys
+import srt.cli.main as cli
+cli.main = lambda **_: print(signal.pthread_sigmask(0, ()), "GOMP_SPINCOUNT" in os.environ)
+from srt.__main__ import main
+main()
+"""
+    for start in ("", "o.is_machine_busy = lambda *_: False; import os, sys; "):
+        assert run(start + code).stdout == f"set() {not start}\n"
+
+
+def test_a_program_that_is_read_from_stdin_does_not_start_over(tmp_path: Path) -> None:
+    code = BUSY + "from srt.__main__ import main; main()"
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for options, text in ((["-", "--version"], code), ([str(pipe), "--version"], None)):
+        with subprocess.Popen(
+            [sys.executable, *options],
+            env=make_environ(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            if text is None:
+                pipe.write_text(code)
+            assert process.communicate(text)[0].startswith("srt ")
 
 
 def test_a_program_that_calls_the_command_does_not_start_over() -> None:

@@ -31,8 +31,8 @@ def cos_sin(rows: int, rotary_dim: int) -> Tensor:
 def reference_rmsnorm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The norm over the last dimension.
 
-    The squares are summed in chains of at most n / 16 + 8 additions, the root halves that relative
-    error, and the mean, eps, root, reciprocal and two products round once each.
+    The squares are summed in accumulators of at most n / 16 + 8 additions, the root halves that
+    relative error, and the mean, eps, root, reciprocal and two products round once each.
     """
     x = x.double()
     n = x.shape[-1]
@@ -70,7 +70,7 @@ def reference_attention(
     """Causal attention of a sequence's last tokens.
 
     A score sums head_dim products; an error e of the scores changes weights by a factor of at most
-    e^2e. Weighted values are summed in chains of up to 64 keys a block, and merging a block takes
+    e^2e. Weighted values are summed over up to 64 keys a block, and merging a block takes
     two exponentials of relative error 3 u and a few roundings.
 
     Args:

@@ -78,7 +78,7 @@ LARGE = {
 }
 LONG = {
     "loop": "{% for i in range(99999) %}{{ 'abcdefgh' * 1000 }}{% endfor %}",
-    "once": "{{ 'x' * 10**8 }}",
+    "once": "{{ 'x' * 10**7 }}",
 }
 FAILING = {
     "division": ("{{ 1 / 0 }}", "ZeroDivisionError"),

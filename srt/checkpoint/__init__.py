@@ -1,1 +1,1 @@
-"""What a checkpoint says, read from its files and headers."""
+"""What a checkpoint says, read from its files and headers without Torch."""

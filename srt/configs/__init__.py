@@ -1,1 +1,1 @@
-"""What a checkpoint's configuration files say, checked and typed."""
+"""What an engine is told, and what is made of the configuration of a model."""

@@ -1,1 +1,1 @@
-"""What users call: the engine and the command line."""
+"""The engine: requests in, text out."""

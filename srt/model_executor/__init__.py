@@ -1,1 +1,1 @@
-"""One forward pass: batch metadata, runner and compiled decode."""
+"""One forward pass: eager, recorded or compiled."""

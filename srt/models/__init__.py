@@ -1,1 +1,1 @@
-"""One file per architecture, over the shared layers."""
+"""The decoder that the architectures share, and what each adds to it."""

@@ -1,1 +1,1 @@
-"""Facts about the machine that several parts ask for."""
+"""What every part may use: files, signals, threads, memory of the machine."""

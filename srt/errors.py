@@ -95,6 +95,10 @@ class OptionError(SrtError, ValueError):
         self.found = found
         super().__init__(f"{option}: expected {expected}, found {describe(found)}")
 
+    def __reduce__(self) -> tuple[type["OptionError"], tuple[str, str, object]]:
+        # An exception is unpickled from its message alone, which is not what makes this one.
+        return type(self), (self.option, self.expected, self.found)
+
 
 class EngineStateError(SrtError, RuntimeError):
     """The engine cannot do this now: it is shut down, in use by another thread, or loaded before a

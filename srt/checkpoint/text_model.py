@@ -38,6 +38,7 @@ _UNSUPPORTED = (
 _LARGEST: Mapping[str, int] = {
     "num_hidden_layers": 10_000,
     "num_nextn_predict_layers": 10_000,
+    "num_mtp_layers": 10_000,  # transformers' other name of the same
     "hidden_size": 1 << 24,
     "intermediate_size": 1 << 26,
     "num_attention_heads": 1 << 16,
@@ -71,6 +72,7 @@ _ROPE_NUMBERS = (
 _MAY_BE_ZERO = (
     "first_k_dense_replace",
     "kv_lora_rank",
+    "num_mtp_layers",
     "num_nextn_predict_layers",
     "q_lora_rank",
     "sliding_window",

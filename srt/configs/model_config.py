@@ -173,7 +173,7 @@ class ModelConfig:
                 skipped_modules=model.skipped_modules,
                 tied=tied,
                 num_layers=hf_config.num_hidden_layers,
-                num_predicting_layers=text.get("num_nextn_predict_layers") or 0,
+                num_predicting_layers=getattr(hf_config, "num_nextn_predict_layers", None) or 0,
                 has_scales=quant_config is not None and quant_config.has_scales,
             ),
             quantization=quantization,

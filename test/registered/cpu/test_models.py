@@ -245,14 +245,14 @@ def test_vision_tower_in_mistrals_own_form(tmp_path: Path) -> None:
     assert torch.equal(Session(tmp_path, "float16").prefill(TOKENS), alone)
 
 
-def test_layers_that_predict_further_tokens_are_skipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["num_nextn_predict_layers", "num_mtp_layers"])
+def test_layers_that_predict_further_tokens_are_skipped(key: str, tmp_path: Path) -> None:
     config = ARCHITECTURES["deepseek-v3"]
     tensors = make_tensors(config)
     write_model(tmp_path / "without", "bf16", config, tensors)
     extra = {"model.layers.2.eh_proj.weight": torch.zeros(3, 5)}
-    write_model(
-        tmp_path / "with", "bf16", {**config, "num_nextn_predict_layers": 1}, tensors | extra
-    )
+    absent = {k: v for k, v in config.items() if k != "num_nextn_predict_layers"}
+    write_model(tmp_path / "with", "bf16", {**absent, key: 1}, tensors | extra)
     results = [Session(tmp_path / name, "float16").prefill(TOKENS) for name in ("without", "with")]
     assert torch.equal(*results)
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,6 @@ from srt.model_executor.fast_attributes import flatten_attributes
 from srt.model_executor.step_graph_runner import StepGraphRunner
 from srt.model_loader.kv_scales import read_kv_scales
 from srt.model_loader.loader import load_model
-from srt.models.decoder import CausalLM
 from srt.utils.host_memory import read_host_memory
 from srt.utils.inference_mode import in_inference_mode
 from srt.utils.process_memory import mapped_rss
@@ -62,9 +60,7 @@ class ModelRunner:
     def __init__(self, config: ModelConfig, options: EngineConfig) -> None:
         packed_cache = None if options.packed_cache is None else Path(options.packed_cache)
         self.config = config
-        self.model = cast(
-            CausalLM, load_model(config, progress=options.progress, packed_cache=packed_cache)
-        )
+        self.model = load_model(config, progress=options.progress, packed_cache=packed_cache)
         if options.quantize_lm_head:
             self.model.quantize_lm_head()
         kv_dtype, kv_scales = config.dtype, None

@@ -25,6 +25,7 @@ from srt.model_loader.mistral_rows import to_hf_rows
 from srt.model_loader.packed_cache import PackedCache
 from srt.model_loader.packed_layout import packed_layout_key
 from srt.model_loader.tensor_matching import ModulePlan, match_tensors
+from srt.models.decoder import CausalLM
 from srt.models.registry import get_model_class
 from srt.utils.huge_pages import HugePageArena
 from srt.utils.progress import byte_bar
@@ -32,7 +33,7 @@ from srt.utils.progress import byte_bar
 
 def load_model(
     config: ModelConfig, *, progress: bool = True, packed_cache: Path | None = None
-) -> nn.Module:
+) -> CausalLM:
     """The model of a checkpoint, packed and ready to run.
 
     Args:
@@ -69,7 +70,7 @@ def check_model(config: ModelConfig, checkpoint: Checkpoint) -> None:
     _plan_model(config, checkpoint)
 
 
-def _plan_model(config: ModelConfig, checkpoint: Checkpoint) -> tuple[nn.Module, list[ModulePlan]]:
+def _plan_model(config: ModelConfig, checkpoint: Checkpoint) -> tuple[CausalLM, list[ModulePlan]]:
     """The model with its parameters on the meta device, and what is to fill them."""
     quant = config.quant_config.adapt_to(checkpoint) if config.quant_config else None
     if quant is None:
@@ -80,7 +81,7 @@ def _plan_model(config: ModelConfig, checkpoint: Checkpoint) -> tuple[nn.Module,
         blaming("no model can be built as the configuration says", config.path / CONFIG_FILE),
         torch.device("meta"),
     ):
-        model: nn.Module = get_model_class(config.architecture)(config, quant)
+        model = get_model_class(config.architecture)(config, quant)
     if config.dtype is torch.float32:
         use_float32(model)
     return model, match_tensors(model, checkpoint, quant, config.unused_tensors)

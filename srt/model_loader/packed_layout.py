@@ -38,6 +38,7 @@ LAYOUT_SOURCES = (
     "layers/quantization/*.py",
     "layers/vocab_parallel_embedding.py",
     "layers/weight_utils.py",
+    "model_loader/loader.py",
     "model_loader/mistral_rows.py",
 )
 _PACKAGE = Path(__file__).parents[1]

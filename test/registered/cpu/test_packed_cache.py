@@ -265,7 +265,7 @@ def makes_packed_parameters(file: Path) -> bool:
     """
     names = {"process_weights_after_loading", "pack_weight_", "to_hf_rows", "materialize"}
     return any(
-        (isinstance(node, ast.FunctionDef) and node.name in names)
+        (isinstance(node, ast.FunctionDef) and node.name in names | {"_load_module"})
         or (isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith("Parameter"))
         for node in ast.walk(ast.parse(file.read_text()))
     )

@@ -39,7 +39,7 @@ def spin_limit(environ: Mapping[str, str], root: Path = Path("/")) -> dict[str, 
 
 def restart_with_spin_limit() -> None:
     """Starts the program of this process over in an environment with `spin_limit`; returns if there
-    is none to set.
+    is none to set, or if Torch is loaded: then another program is at work, which calls the command.
 
     OpenMP reads the environment once, when it is loaded with Torch, and has no function for it. So
     a process whose environment lacks the limit must become another one, before it has done
@@ -47,7 +47,7 @@ def restart_with_spin_limit() -> None:
     stays what its user made it. A program that came through stdin or a pipe is not there to be
     started again.
     """
-    limit = spin_limit(os.environ)
+    limit = {} if "torch" in sys.modules else spin_limit(os.environ)
     if limit and sys.executable and _can_be_read_again(sys.argv[0]):
         # Where the system refuses, threads spin, and that is all.
         with contextlib.suppress(OSError):

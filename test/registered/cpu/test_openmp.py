@@ -124,12 +124,16 @@ def test_a_program_that_is_read_from_stdin_does_not_start_over(tmp_path: Path) -
             assert process.communicate(text)[0].startswith("srt ")
 
 
-def test_a_program_that_calls_the_command_does_not_start_over() -> None:
-    code = (
-        "import sys; from srt.cli.main import main; "
-        "print('started', file=sys.stderr); main(['env', '--json'])"
-    )
-    done = run(code)
+@pytest.mark.parametrize(
+    "call",
+    [
+        "from srt.cli.main import main; main(['env', '--json'])",
+        # It has loaded Torch, so it is more than the command.
+        "import torch; from srt.__main__ import main; main()",
+    ],
+)
+def test_a_program_that_calls_the_command_does_not_start_over(call: str) -> None:
+    done = run(f"import sys; print('started', file=sys.stderr); {call}", "env", "--json")
     assert "GOMP_SPINCOUNT" not in json.loads(done.stdout)["environment"]
     assert done.stderr == "started\n"
 

@@ -24,7 +24,12 @@ _GIT_LFS_PREFIX = b"version https://git-lfs"
 
 
 def read_header(file: Path) -> list[TensorMeta]:
-    """Metadata of all tensors of `file`; the library validates it."""
+    """Metadata of all tensors of `file`; the library validates it.
+
+    Raises:
+        CheckpointError: The file is missing or cannot be read, truncated or not a safetensors file,
+            or a tensor has a dtype that is not in `DTYPES`.
+    """
     check_regular(file)
     try:
         # "numpy" opens the file without importing torch; no data is read either way.

@@ -30,6 +30,10 @@ def find_weight_files(directory: Path) -> tuple[tuple[Path, ...], dict[str, str]
 
     A `model.safetensors` wins over an index, as it does in transformers, and both over the files of
     Mistral's own form.
+
+    Raises:
+        CheckpointError: The directory is missing or holds no safetensors weights, its index is
+            damaged, or a shard that this lists is absent.
     """
     if not directory.is_dir():
         raise CheckpointError(

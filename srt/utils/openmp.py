@@ -81,7 +81,20 @@ def is_machine_busy(root: Path = Path("/"), cpus: int | None = None) -> bool:
             time.sleep(_SAMPLE_SECONDS)
         try:
             runnable = (root / "proc/loadavg").read_text().split()[3].partition("/")[0]
-            others.append(int(runnable) - 1)  # without this one
+            others.append(int(runnable) - _own_runnable_threads(root))
         except (OSError, IndexError, ValueError):
             return False
     return 2 * min(others) >= (cpus or os.cpu_count() or 1)
+
+
+def _own_runnable_threads(root: Path) -> int:
+    """Threads of this process that run or could: this one, and those of a Torch that waits for work
+    by spinning.
+    """
+    states = []
+    for stat in (root / "proc/self/task").glob("*/stat"):
+        # A thread may end between the listing and the reading.
+        with contextlib.suppress(OSError):
+            # The name before it, in parentheses, may hold anything.
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return max(1, states.count("R"))

@@ -35,6 +35,15 @@ def test_a_machine_is_busy_when_others_want_half_of_it(
     assert is_machine_busy(make_load(tmp_path, runnable), cpus) is busy
 
 
+@pytest.mark.parametrize(("states", "busy"), [("RS", True), ("RRR", False), ("RRRRR", False)])
+def test_the_own_threads_are_no_others(tmp_path: Path, states: str, busy: bool) -> None:
+    root = make_load(tmp_path, "3/90")
+    for thread, state in enumerate(states):
+        (task := root / f"proc/self/task/{thread}").mkdir(parents=True)
+        (task / "stat").write_text(f"{thread} (a) R (b) {state} 1 1 0\n")
+    assert is_machine_busy(root, 2) is busy
+
+
 @pytest.mark.parametrize(
     ("runnable", "expected"), [("999/1000", {"GOMP_SPINCOUNT": "1000"}), ("1/9", {})]
 )

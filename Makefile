@@ -100,7 +100,7 @@ $(STAMPS)/kernels: $(STAMPS)/torch $(KERNEL_SOURCES)
 
 $(STAMPS)/srt: $(STAMPS)/torch pyproject.toml srt/version.py
 	$(call say,installing srt and what it needs)
-	@$(INSTALL) -e '.[demo,test]' || $(call online,the requirements of srt)
+	@$(INSTALL) -e '.[demo,serve,test]' || $(call online,the requirements of srt)
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/srt

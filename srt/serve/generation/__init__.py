@@ -1,0 +1,1 @@
+"""What all APIs share: from a checked request to the events of its answers."""

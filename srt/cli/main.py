@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from srt.cli import bench, chat, env, generate, inspect, perplexity, quantize
+from srt.cli import bench, chat, env, generate, inspect, perplexity, quantize, serve
 from srt.control_characters import escape_controls
 from srt.errors import SrtError
 from srt.utils.signals import Signals, end_line
@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--debug", action="store_true", help="show the traceback of errors and more of the log"
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (generate, chat, bench, inspect, quantize, perplexity, env):
+    for command in (generate, chat, serve, bench, inspect, quantize, perplexity, env):
         command.add_parser(subparsers)
     for subparser in subparsers.choices.values():
         # Accepted after the command too; suppressed so that its default does not undo the one

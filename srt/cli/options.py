@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from srt.configs.engine_config import EngineConfig
 from srt.configs.option import option_of, show_help
@@ -13,6 +13,8 @@ from srt.utils.text_streams import read_stdin
 
 if TYPE_CHECKING:
     from srt.entrypoints.engine import Engine
+
+T = TypeVar("T")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -33,9 +35,13 @@ def add_sampling_defaults(group: argparse._ArgumentGroup) -> None:
 
 
 def _add(group: argparse._ArgumentGroup, kind: str) -> None:
-    """The flags of one kind; what they set has the option's name."""
-    types, spelling = get_type_hints(EngineConfig), _spelling()
-    for field in fields(EngineConfig):
+    add_flags(group, EngineConfig, kind)
+
+
+def add_flags(group: argparse._ArgumentGroup, config: type[Any], kind: str) -> None:
+    """The flags of one kind of a dataclass of options; what they set has the option's name."""
+    types, spelling = get_type_hints(config), spell_flags(config)
+    for field in fields(config):
         option = option_of(field)
         flag = option.flag
         if flag is None or flag.group != kind:
@@ -46,6 +52,16 @@ def _add(group: argparse._ArgumentGroup, kind: str) -> None:
         if isinstance(field.default, bool):
             action = "store_false" if is_on else "store_true"
             group.add_argument(*flag.names, action=action, dest=field.name, help=text)
+            continue
+        if get_origin(types[field.name]) is tuple:
+            group.add_argument(
+                *flag.names,
+                dest=field.name,
+                action="append",
+                default=None,
+                metavar=flag.metavar,
+                help=text,
+            )
             continue
         numbers = {int, float} & {types[field.name], *get_args(types[field.name])}
         group.add_argument(
@@ -60,9 +76,9 @@ def _add(group: argparse._ArgumentGroup, kind: str) -> None:
         )
 
 
-def _spelling() -> dict[str, str]:
-    """Each option as the command line spells it."""
-    flags = {field.name: option_of(field).flag for field in fields(EngineConfig)}
+def spell_flags(config: type[Any]) -> dict[str, str]:
+    """Each option of a dataclass as the command line spells it."""
+    flags = {field.name: option_of(field).flag for field in fields(config)}
     return {name: name if flag is None else flag.names[0] for name, flag in flags.items()}
 
 
@@ -72,12 +88,25 @@ def make_config(args: argparse.Namespace, **options: Any) -> EngineConfig:
     Raises:
         OptionError: As of EngineConfig, in which flags stand for the options' names.
     """
-    names = {field.name for field in fields(EngineConfig)}
-    given = {name: value for name, value in vars(args).items() if name in names}
+    return read_flags(args, EngineConfig, **options)
+
+
+def read_flags(args: argparse.Namespace, config: type[T], **options: Any) -> T:
+    """What the flags say about a dataclass of options, and `options`, which win.
+
+    Raises:
+        OptionError: As of the dataclass, in which flags stand for the options' names.
+    """
+    spelling = spell_flags(config)
+    given = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(args).items()
+        if name in spelling and not (isinstance(value, list) and not value)
+    }
     try:
-        return EngineConfig(**(given | options))
+        return config(**(given | options))
     except OptionError as error:
-        flag = _spelling()[error.option]
+        flag = spelling.get(error.option, error.option)
         raise OptionError(flag, error.expected, error.found) from error
 
 

@@ -109,6 +109,7 @@ class EngineConfig:
         metadata=about(
             "most requests decoded together; further ones wait",
             option.integer(_MAX_RUNNING_REQUESTS),
+            flag=Flag(("--max-running-requests",), "server", "N"),
         ),
     )
     max_total_tokens: int | None = field(

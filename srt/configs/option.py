@@ -4,6 +4,7 @@ An option is a field of a dataclass that carries an :class:`Option` as its metad
 errors and the command line are made from it.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
@@ -33,13 +34,14 @@ class Flag:
     Attributes:
         names: Ours, which messages use, and those that peers give it.
         group: `model`: all commands that load a model have it; `serving`: those that generate;
-            `sampling`: those of them that let the user choose how tokens are drawn.
+            `sampling`: those of them that let the user choose how tokens are drawn; `server`: the
+            server.
         metavar: What stands for the value in the help; None for the choices.
         help: Instead of the option's, where the flag does more than set the option.
     """
 
     names: tuple[str, ...]
-    group: Literal["model", "serving", "sampling"]
+    group: Literal["model", "serving", "sampling", "server"]
     metavar: str | None = None
     help: str | None = None
 
@@ -169,6 +171,23 @@ def integers(largest: int) -> Check:
     return check
 
 
+def natural(largest: int | None = None) -> Check:
+    """A whole number from 0 to the largest."""
+
+    def check(value: Any) -> Wrong | None:
+        if not is_integer(value) or value < 0:
+            return "an integer >= 0", value
+        return _unless(largest is None or value <= largest, f"at most {largest}", value)
+
+    return check
+
+
+def seconds(value: Any) -> Wrong | None:
+    """A time above 0."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return _unless(is_number and 0 < value < math.inf, "a number of seconds above 0", value)
+
+
 def share(value: Any) -> Wrong | None:
     """A number above 0, up to 1."""
     is_share = isinstance(value, (int, float)) and 0 < value <= 1
@@ -183,6 +202,14 @@ def truth(value: Any) -> Wrong | None:
 def text(value: Any) -> Wrong | None:
     """Any text."""
     return _unless(isinstance(value, str), "a text", value)
+
+
+def texts(value: Any) -> Wrong | None:
+    """Several texts, none of them empty."""
+    is_right = isinstance(value, (list, tuple)) and all(
+        isinstance(one, str) and one for one in value
+    )
+    return _unless(is_right, "texts that are not empty", value)
 
 
 def path(value: Any) -> Wrong | None:

@@ -3,25 +3,19 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, overload
 
-from srt.checkpoint.hub import resolve_model
 from srt.configs.engine_config import EngineConfig
-from srt.configs.model_config import ModelConfig
 from srt.configs.option import documented, takes_arguments_of
 from srt.entrypoints.chunk_stream import ChunkRouter, ChunkStream
+from srt.entrypoints.model_files import ModelFiles, has_chat_template
 from srt.entrypoints.outputs import GenerateChunk, GenerateOutput
-from srt.entrypoints.request_builder import RequestBuilder
 from srt.entrypoints.request_inputs import SamplingParamsInput, TokenIds
 from srt.errors import EngineStateError, RequestError
 from srt.managers.scheduler import Scheduler
-from srt.managers.special_tokens import end_token_ids
-from srt.managers.tokenizer import Message, load_tokenizer
+from srt.managers.tokenizer import Message
 from srt.model_executor.model_runner import ModelRunner
-from srt.sampling.sampling_defaults import get_sampling_defaults
-from srt.sampling.sampling_params import DistributionParams
 from srt.utils.openmp import warn_of_spinning
 from srt.utils.threads import apply_thread_plan, plan_threads
 
@@ -63,26 +57,10 @@ class Engine:
         self.config = config
         warn_of_spinning()
         apply_thread_plan(plan_threads(config.num_threads))
-        self.model_config = ModelConfig.from_pretrained(
-            resolve_model(config.model_path, config.revision, progress=config.progress),
-            config.dtype,
-            config.context_length,
-            config.quantization,
-        )
-        defaults = (
-            DistributionParams()
-            if config.sampling_defaults == "greedy"
-            else get_sampling_defaults(self.model_config.path)
-        )
-        self.tokenizer: Any | None = load_tokenizer(self.model_config.path)
-        if config.template_needed_by is not None and not self.has_chat_template:
-            raise RequestError(
-                f"{config.template_needed_by} needs a chat template, which {config.model_path} "
-                "does not have"
-            )
-        if self.tokenizer is not None:
-            ends = self.model_config.eos_token_ids | end_token_ids(self.tokenizer)
-            self.model_config = replace(self.model_config, eos_token_ids=ends)
+        files = ModelFiles.load(config)
+        self.model_config = files.model_config
+        self.tokenizer: Any | None = files.tokenizer
+        self._builder = files.builder
         self._runner: ModelRunner | None = ModelRunner(self.model_config, config)
         self._router = ChunkRouter(
             Scheduler(
@@ -91,7 +69,6 @@ class Engine:
                 enable_radix_cache=config.enable_radix_cache,
             )
         )
-        self._builder = RequestBuilder(self.model_config, self.tokenizer, defaults)
         self._rids = itertools.count()
 
     @property
@@ -117,7 +94,7 @@ class Engine:
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be given."""
-        return self.tokenizer is not None and bool(self.tokenizer.chat_template)
+        return has_chat_template(self.tokenizer)
 
     @overload
     def generate(

@@ -91,12 +91,11 @@ class RequestBuilder:
         config = self._config
         if not ids:
             raise RequestError(f"{label}: the prompt is empty")
-        for token in ids:
-            if not 0 <= token < config.vocab_size:
-                raise RequestError(
-                    f"{label}: expected token ids from 0 to {config.vocab_size - 1}, "
-                    f"found {token!r}"
-                )
+        if min(ids) < 0 or max(ids) >= config.vocab_size:
+            found = next(token for token in ids if not 0 <= token < config.vocab_size)
+            raise RequestError(
+                f"{label}: expected token ids from 0 to {config.vocab_size - 1}, found {found!r}"
+            )
         room = config.context_length - len(ids)
         if room < 1:
             raise RequestError(

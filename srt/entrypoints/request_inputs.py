@@ -42,6 +42,8 @@ def as_token_ids(input_ids: object) -> tuple[list[list[int]], bool]:
     Raises:
         RequestError: Something else.
     """
+    if isinstance(input_ids, np.ndarray) and input_ids.ndim == 1 and input_ids.dtype.kind in "iu":
+        return [input_ids.tolist()], True
     values = _to_list(input_ids)
     if values is not None:
         rows = [_to_list(value) for value in values]

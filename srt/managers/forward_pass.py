@@ -5,7 +5,9 @@ failing one had not been there, since what a request gets does not depend on wha
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -33,23 +35,60 @@ def failed(req: Req, error: Exception) -> ReqUpdate:
     return req.aborted(error)
 
 
+@dataclass
+class WorkDone:
+    """What passes have computed. One that failed counts, too: it took its time.
+
+    Attributes:
+        prefill_passes: Passes over prompt tokens.
+        prefill_tokens: Tokens in them.
+        prefill_seconds: Time that they took, with choosing tokens.
+        decode_passes: Passes over one token of each request; likewise the next two.
+        decode_tokens: Tokens in them.
+        decode_seconds: Time that they took.
+    """
+
+    prefill_passes: int = 0
+    prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_passes: int = 0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
+
+
 class ForwardPass:
     """Runs the model and chooses tokens.
 
     Args:
         runner: The model and its cache.
+
+    Attributes:
+        work: What it has computed.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
+        self.work = WorkDone()
 
     def extend(self, parts: Sequence[Part]) -> list[ReqUpdate]:
         """Computes prompt tokens; a request all of whose tokens are computed gets its next one."""
-        return _isolated(self._extend, parts, lambda part: part[0])
+        started = time.perf_counter()
+        try:
+            return _isolated(self._extend, parts, lambda part: part[0])
+        finally:
+            self.work.prefill_passes += 1
+            self.work.prefill_tokens += sum(len(part.token_ids) for _, part in parts)
+            self.work.prefill_seconds += time.perf_counter() - started
 
     def decode(self, reqs: Sequence[Req]) -> list[ReqUpdate]:
         """Computes the last token of each request and chooses its next one."""
-        return _isolated(self._decode, reqs, lambda req: req)
+        started = time.perf_counter()
+        try:
+            return _isolated(self._decode, reqs, lambda req: req)
+        finally:
+            self.work.decode_passes += 1
+            self.work.decode_tokens += len(reqs)
+            self.work.decode_seconds += time.perf_counter() - started
 
     def _extend(self, parts: Sequence[Part]) -> list[ReqUpdate]:
         logits = self._runner.extend([part for _, part in parts])

@@ -50,8 +50,12 @@ class KVManager:
     @property
     def available_size(self) -> int:
         """Slots that a new request can get: free ones and those of prefixes that nothing uses."""
-        evictable = 0 if self._tree is None else self._tree.evictable_size
-        return self._allocator.available_size + evictable
+        return self._allocator.available_size + self.cached_size
+
+    @property
+    def cached_size(self) -> int:
+        """Slots of prefixes that nothing uses now."""
+        return 0 if self._tree is None else self._tree.evictable_size
 
     @property
     def has_row(self) -> bool:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from srt.errors import EngineStateError, RequestError
-from srt.managers.forward_pass import ForwardPass, Part, failed
+from srt.managers.forward_pass import ForwardPass, Part, WorkDone, failed
 from srt.managers.inbox import Inbox
 from srt.managers.kv_manager import KVManager
 from srt.managers.schedule_batch import Req, RequestId, ReqUpdate
@@ -65,6 +65,7 @@ class Scheduler:
         self._prefilling: list[Req] = []
         self._decoding: list[Req] = []
         self._decoded_last = False
+        self._admitted: list[RequestId] = []
         self.num_retractions = 0
         # False while cache and lists are being changed.
         self._is_consistent = True
@@ -79,6 +80,26 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a request has not ended yet, or a step has updates to deliver."""
         return bool(self._inbox or self._undelivered)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are being prefilled or decoded."""
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have not begun, or have been retracted."""
+        return len(self._waiting) + len(self._inbox.arrived)
+
+    @property
+    def work(self) -> WorkDone:
+        """What the passes have computed."""
+        return self._forward.work
+
+    def take_admitted(self) -> list[RequestId]:
+        """Requests that have begun since the last call, in that order."""
+        admitted, self._admitted = self._admitted, []
+        return admitted
 
     @property
     def kv(self) -> KVManager:
@@ -285,10 +306,13 @@ class Scheduler:
                 continue
             running = [*self._prefilling, *self._decoding]
             reserve = sum(min(r.remaining_tokens, _DECODE_RESERVE) for r in running)
+            was_begun = req.started_at != 0
             if not self._kv.admit(req, reserve):
                 break
             del self._waiting[index]
             self._prefilling.append(req)
+            if not was_begun:
+                self._admitted.append(req.rid)
 
     def _is_being_computed(self, req: Req, matched: int) -> bool:
         """Whether a prompt that is being prefilled has much of this one's prefix."""

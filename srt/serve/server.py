@@ -1,0 +1,188 @@
+"""A server from its start to its end."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from srt.configs.engine_config import EngineConfig
+from srt.entrypoints.model_files import ModelFiles
+from srt.errors import SrtError
+from srt.serve.app import make_app
+from srt.serve.config import ServerConfig
+from srt.serve.engine.client import EngineClient
+from srt.serve.engine.protocol import EngineFacts
+from srt.serve.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Seconds for answers to be written once their requests have ended.
+_FLUSH_SECONDS = 5
+
+
+def run_server(config: ServerConfig, engine_config: EngineConfig) -> int:
+    """Serves until a signal comes; returns the exit status, 128 and its number.
+
+    Raises:
+        SrtError: The address, the certificate or the model cannot be used.
+    """
+    _check_certificate(config)
+    with _listen(config) as listening:
+        return asyncio.run(_Server(config, engine_config, listening).run())
+
+
+class _Server:
+    def __init__(
+        self, config: ServerConfig, engine_config: EngineConfig, listening: socket.socket
+    ) -> None:
+        self._config = config
+        self._engine_config = engine_config
+        self._listening = listening
+        self._signal: asyncio.Future[int] | None = None
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        self._signal = loop.create_future()
+        for signum in _ENDING:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                loop.add_signal_handler(signum, self._on_signal, signum)
+        engine = EngineClient(
+            self._engine_config,
+            max_queued_requests=self._config.max_queued_requests,
+            request_timeout=self._config.request_timeout,
+        )
+        starting = asyncio.ensure_future(self._start(engine))
+        try:
+            await _first(starting, self._signal)
+            if self._signal.done():
+                return 128 + self._signal.result()
+            state, facts = starting.result()
+            return await self._serve(state, facts)
+        finally:
+            starting.cancel()
+            await engine.close()
+
+    async def _start(self, engine: EngineClient) -> tuple[ServerState, EngineFacts]:
+        """Both processes read the checkpoint at the same time."""
+        files = asyncio.ensure_future(asyncio.to_thread(ModelFiles.load, self._engine_config))
+        # What is wrong with the checkpoint's files both find; this process says it.
+        try:
+            facts = await engine.start()
+        finally:
+            await asyncio.wait([files])
+        config = self._config
+        names = config.served_model_name or (Path(self._engine_config.model_path).name,)
+        return ServerState(
+            config=config,
+            engine_config=self._engine_config,
+            files=files.result(),
+            engine=engine,
+            model_names=tuple(names),
+            started_at=int(time.time()),
+        ), facts
+
+    async def _serve(self, state: ServerState, facts: EngineFacts) -> int:
+        assert self._signal is not None
+        config = self._config
+        server = uvicorn.Server(
+            uvicorn.Config(
+                make_app(state),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=True,
+                lifespan="off",
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
+                timeout_graceful_shutdown=_FLUSH_SECONDS,
+            )
+        )
+        # Signals are ours: see _on_signal.
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+        serving = asyncio.ensure_future(server.serve(sockets=[self._listening]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.005)
+        print(self._describe(state, facts), flush=True)
+        await _first(serving, self._signal)
+        if not self._signal.done():
+            serving.result()
+            raise SrtError("the HTTP server has ended by itself")
+        await self._drain(state)
+        server.should_exit = True
+        await serving
+        return 128 + self._signal.result()
+
+    async def _drain(self, state: ServerState) -> None:
+        """Lets running requests end, but for those that take too long."""
+        state.is_draining = True
+        timeout = self._config.drain_timeout
+        engine = state.engine
+        if engine.num_open:
+            logger.warning("waiting up to %g s for %d requests", timeout, engine.num_open)
+        deadline = time.monotonic() + timeout
+        while engine.num_open and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        await engine.close()
+
+    def _on_signal(self, signum: int) -> None:
+        assert self._signal is not None
+        if self._signal.done():
+            os._exit(128 + signum)  # the engine's process ends with this one
+        self._signal.set_result(signum)
+
+    def _describe(self, state: ServerState, facts: EngineFacts) -> str:
+        host, port, *_ = self._listening.getsockname()
+        host = f"[{host}]" if ":" in host else host
+        scheme = "https" if self._config.ssl_certfile else "http"
+        return (
+            f"srt: serving {state.model_name} at {scheme}://{host}:{port} ({facts.architecture}, "
+            f"{facts.dtype}, {facts.tier}, {facts.threads} threads, "
+            f"{facts.kv_tokens:,} KV tokens)"
+        )
+
+
+async def _first(*futures: "asyncio.Future[Any]") -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+@contextlib.contextmanager
+def _listen(config: ServerConfig) -> Iterator[socket.socket]:
+    where = f"{config.host} port {config.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            reason = "another process listens there (--port 0 takes a free port)"
+        raise SrtError(f"cannot listen at {where}: {reason}") from error
+    with listening:
+        yield listening
+
+
+def _check_certificate(config: ServerConfig) -> None:
+    if config.ssl_certfile is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
+    except (OSError, ValueError) as error:
+        files = " and ".join(str(f) for f in (config.ssl_certfile, config.ssl_keyfile) if f)
+        raise SrtError(f"the certificate in {files} cannot be used: {error}") from error

@@ -1,0 +1,37 @@
+"""What the handlers of requests work with."""
+
+from dataclasses import dataclass
+
+from srt.configs.engine_config import EngineConfig
+from srt.entrypoints.model_files import ModelFiles
+from srt.serve.config import ServerConfig
+from srt.serve.engine.client import EngineClient
+
+
+@dataclass
+class ServerState:
+    """One server's.
+
+    Attributes:
+        config: Its options.
+        engine_config: Those of its engine.
+        files: The model without its weights: turns prompts and conversations into token ids, and
+            checks requests.
+        engine: Runs requests.
+        model_names: Names of the model; answers have the first.
+        started_at: When the server was started, in seconds since 1970.
+        is_draining: Whether it takes no more requests, since it is about to end.
+    """
+
+    config: ServerConfig
+    engine_config: EngineConfig
+    files: ModelFiles
+    engine: EngineClient
+    model_names: tuple[str, ...]
+    started_at: int
+    is_draining: bool = False
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers have."""
+        return self.model_names[0]

@@ -82,11 +82,11 @@ class RequestBuilder:
             result.append(value.with_defaults(self._defaults))
         return result
 
-    def make_req(self, rid: RequestId, label: str, ids: list[int], params: SamplingParams) -> Req:
-        """One request.
+    def check(self, label: str, ids: list[int], params: SamplingParams) -> None:
+        """Whether a request can be served, as far as that is known without the cache's size.
 
         Raises:
-            RequestError: It cannot be served.
+            RequestError: It cannot; the message calls it `label`.
         """
         config = self._config
         if not ids:
@@ -96,8 +96,7 @@ class RequestBuilder:
             raise RequestError(
                 f"{label}: expected token ids from 0 to {config.vocab_size - 1}, found {found!r}"
             )
-        room = config.context_length - len(ids)
-        if room < 1:
+        if len(ids) >= config.context_length:
             raise RequestError(
                 f"{label}: a prompt of {len(ids)} tokens leaves no room to generate in "
                 f"a context of {config.context_length}"
@@ -110,6 +109,15 @@ class RequestBuilder:
                 )
         if params.stop and self._tokenizer is None:
             raise RequestError(f"{label}: stop texts need a tokenizer; give stop_token_ids")
+
+    def make_req(self, rid: RequestId, label: str, ids: list[int], params: SamplingParams) -> Req:
+        """One request.
+
+        Raises:
+            RequestError: It cannot be served.
+        """
+        self.check(label, ids, params)
+        room = self._config.context_length - len(ids)
         detokenizer = None
         if self._tokenizer is not None:
             detokenizer = IncrementalDetokenizer(

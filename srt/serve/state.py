@@ -6,6 +6,7 @@ from srt.configs.engine_config import EngineConfig
 from srt.entrypoints.model_files import ModelFiles
 from srt.serve.config import ServerConfig
 from srt.serve.engine.client import EngineClient
+from srt.version import __version__
 
 
 @dataclass
@@ -35,3 +36,10 @@ class ServerState:
     def model_name(self) -> str:
         """The name that answers have."""
         return self.model_names[0]
+
+    @property
+    def fingerprint(self) -> str:
+        """What an answer to one seed depends on, in a word: answers with the same are the same."""
+        facts = self.engine.facts
+        assert facts is not None
+        return f"srt-{__version__}-{facts.tier}-{facts.dtype}-{facts.kv_cache_dtype}"

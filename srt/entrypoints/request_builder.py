@@ -8,8 +8,16 @@ from srt.entrypoints.request_inputs import as_conversations, as_texts, as_token_
 from srt.errors import RequestError
 from srt.managers.schedule_batch import Req, RequestId
 from srt.managers.special_tokens import special_token_texts
-from srt.managers.tokenizer import encode, encode_chat
+from srt.managers.tokenizer import (
+    ChatOptions,
+    Message,
+    encode,
+    encode_chat,
+    encode_rendered,
+    render_chat,
+)
 from srt.sampling.detokenizer import IncrementalDetokenizer
+from srt.sampling.grammar import GrammarCompiler
 from srt.sampling.sampling_params import DistributionParams, SamplingParams
 from srt.values import describe
 
@@ -32,6 +40,9 @@ class RequestBuilder:
         self._config = config
         self._tokenizer = tokenizer
         self._defaults = defaults or DistributionParams()
+        self._grammars: GrammarCompiler | None = None
+        if tokenizer is not None:
+            self._grammars = GrammarCompiler(tokenizer, config.vocab_size, config.eos_token_ids)
         self._special_tokens = {} if tokenizer is None else special_token_texts(tokenizer)
 
     def token_ids(
@@ -60,9 +71,22 @@ class RequestBuilder:
             return [encode(self._tokenizer, text) for text in texts], is_single
         conversations, is_single = as_conversations(messages)
         return [
-            encode_chat(self._tokenizer, conversation, chat_template_kwargs)
+            encode_chat(self._tokenizer, conversation, ChatOptions(chat_template_kwargs))
             for conversation in conversations
         ], is_single
+
+    def chat_prompt(
+        self, messages: Sequence[Message], options: ChatOptions
+    ) -> tuple[list[int], str]:
+        """Token ids and text of a conversation.
+
+        Raises:
+            RequestError: There is no tokenizer, or as of :func:`encode_chat`.
+        """
+        if self._tokenizer is None:
+            raise RequestError(f"{self._config.path} has no tokenizer; give input_ids")
+        text = render_chat(self._tokenizer, messages, options)
+        return encode_rendered(self._tokenizer, text), text
 
     def sampling_params(self, given: object, count: int) -> list[SamplingParams]:
         """Sampling parameters of `count` inputs, without None in what has a default here."""
@@ -110,6 +134,18 @@ class RequestBuilder:
         if params.stop and self._tokenizer is None:
             raise RequestError(f"{label}: stop texts need a tokenizer; give stop_token_ids")
 
+    def check_grammar(self, params: SamplingParams) -> None:
+        """Whether the schema, regular expression or grammar of a request can be compiled, which may
+        take seconds. Any thread may call it.
+
+        Raises:
+            RequestError: It cannot.
+        """
+        if self._grammars is not None:
+            self._grammars.check(params)
+        elif params.is_structured:
+            raise RequestError(f"{self._config.path} has no tokenizer, which a grammar needs")
+
     def make_req(self, rid: RequestId, label: str, ids: list[int], params: SamplingParams) -> Req:
         """One request.
 
@@ -128,4 +164,13 @@ class RequestBuilder:
                 skip_special_tokens=params.skip_special_tokens,
                 min_new_tokens=params.min_new_tokens,
             )
-        return Req(rid, ids, params, detokenizer, min(params.max_new_tokens, room), label=label)
+        self.check_grammar(params)
+        return Req(
+            rid,
+            ids,
+            params,
+            detokenizer,
+            min(params.max_new_tokens, room),
+            label=label,
+            grammar=None if self._grammars is None else self._grammars.make(params),
+        )

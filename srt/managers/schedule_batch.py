@@ -13,6 +13,7 @@ import numpy as np
 from srt.errors import SrtError
 from srt.mem_cache.radix_cache import TokenArray, TreeNode
 from srt.sampling.detokenizer import IncrementalDetokenizer
+from srt.sampling.grammar import Grammar
 from srt.sampling.logprobs import TokenLogprob
 from srt.sampling.sampler import TokenSampler
 from srt.sampling.sampling_params import SamplingParams
@@ -45,6 +46,7 @@ class Req:
         detokenizer: Makes its text; None without a tokenizer.
         max_new_tokens: Most tokens to generate, with the context's end taken into account.
         label: What errors call it.
+        grammar: What its output follows, or None.
         output_ids: Tokens generated so far.
         logprobs: Of each generated token, if asked for.
         prompt_logprobs: Of each prompt token given those before it, if asked for; None for the
@@ -69,6 +71,7 @@ class Req:
     detokenizer: IncrementalDetokenizer | None
     max_new_tokens: int
     label: str
+    grammar: Grammar | None = None
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
@@ -89,7 +92,7 @@ class Req:
     _ids: TokenArray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.sampler = TokenSampler(self.params, self.prompt_ids)
+        self.sampler = TokenSampler(self.params, self.prompt_ids, self.grammar)
         self._ids = np.empty(self.num_slots + 1, dtype=np.int32)
         self._ids[: len(self.prompt_ids)] = self.prompt_ids
 

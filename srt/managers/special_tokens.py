@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from srt.errors import RequestError
-from srt.managers.tokenizer import render_chat
+from srt.managers.tokenizer import ChatOptions, render_chat
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def _after_an_answer(tokenizer: Any) -> set[int]:
     """
     messages = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": _ANSWER}]
     try:
-        text = render_chat(tokenizer, messages, add_generation_prompt=False)
+        text = render_chat(tokenizer, messages, ChatOptions(add_generation_prompt=False))
     except RequestError as error:
         logger.info("the end of an answer cannot be read from the chat template: %s", error)
         return set()

@@ -1,6 +1,8 @@
 """Prompts and conversations as token ids."""
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from srt.checkpoint.files import explain
@@ -8,11 +10,29 @@ from srt.configs.hf_transformers import load_tokenizer
 from srt.errors import RequestError
 from srt.managers.chat_template import get_renderer
 from srt.managers.messages import Message, check_message, check_template_kwargs, check_text
+from srt.values import describe
 
-__all__ = ["Message", "encode", "encode_chat", "load_tokenizer"]
+__all__ = ["ChatOptions", "Message", "encode", "encode_chat", "load_tokenizer"]
 
 # Names of a message's reasoning, the one that templates read first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How a chat template is rendered besides the messages.
+
+    Attributes:
+        template_kwargs: Further variables of the template.
+        tools: Functions that the model may call, each `{"type": "function", "function": {...}}`.
+        add_generation_prompt: End with the beginning of the model's next message.
+        continue_final_message: End with the last message, which the model goes on with.
+    """
+
+    template_kwargs: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -26,41 +46,42 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def encode_chat(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    template_kwargs: Mapping[str, Any] | None = None,
+    tokenizer: Any, messages: Sequence[Message], options: ChatOptions | None = None
 ) -> list[int]:
-    """Token ids of a conversation whose next message is the model's, by the tokenizer's chat
-    template.
+    """Token ids of a conversation, by the tokenizer's chat template.
 
     A message's content may be a list of parts (`{"type": "text", "text": ...}`), which are joined
-    by line breaks; that of an assistant may be None, which stands for no text.
+    by line breaks; that of an assistant may be None, which stands for no text. The arguments of a
+    tool call may be a text that holds JSON, as in OpenAI's API.
 
     Args:
         tokenizer: The tokenizer.
         messages: Each an object with `role` and `content`.
-        template_kwargs: Further variables for the template.
+        options: How the template is rendered.
 
     Raises:
         RequestError: There is no template, or several without a default; it refuses the messages,
             fails on them, or does not end within its limits.
     """
-    text = render_chat(tokenizer, messages, template_kwargs)
+    return encode_rendered(tokenizer, render_chat(tokenizer, messages, options))
+
+
+def encode_rendered(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of what :func:`render_chat` returned.
+
+    Raises:
+        RequestError: The text is not Unicode, or the tokenizer cannot encode it.
+    """
     check_text("the conversation", text)
     # The template has written the special tokens already.
     return _encode(tokenizer, text, add_special_tokens=False)
 
 
 def render_chat(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    template_kwargs: Mapping[str, Any] | None = None,
-    *,
-    add_generation_prompt: bool = True,
+    tokenizer: Any, messages: Sequence[Message], options: ChatOptions | None = None
 ) -> str:
-    """The text that the chat template makes of a conversation, for :func:`encode_chat`; up to the
-    beginning of the next answer with `add_generation_prompt`.
-    """
+    """The text that the chat template makes of a conversation, for :func:`encode_chat`."""
+    options = options or ChatOptions()
     template = tokenizer.chat_template
     if not template:
         raise RequestError("the tokenizer has no chat template; give the prompt as plain text")
@@ -72,15 +93,33 @@ def render_chat(
     if not messages:
         raise RequestError("a conversation needs at least one message")
     checked = [check_message(message) for message in messages]
+    continues = options.continue_final_message
+    if continues and options.add_generation_prompt:
+        raise RequestError("continue_final_message: expected add_generation_prompt false with it")
     variables = {
         **tokenizer.special_tokens_map,
         "messages": [_as_template_sees(message) for message in checked],
-        "tools": None,
+        "tools": list(options.tools) if options.tools else None,
         "documents": None,
-        "add_generation_prompt": add_generation_prompt,
-        **check_template_kwargs(template_kwargs),
+        "add_generation_prompt": options.add_generation_prompt,
+        **check_template_kwargs(options.template_kwargs),
     }
-    return get_renderer().render(template, variables)
+    text = get_renderer().render(template, variables)
+    return _up_to_final_content(text, checked[-1]["content"]) if continues else text
+
+
+def _up_to_final_content(text: str, content: str) -> str:
+    """A rendered conversation up to the end of its last message's content. Templates may trim
+    it.
+    """
+    trimmed = content.strip()
+    start = text.rfind(trimmed) if trimmed else -1
+    if start < 0:
+        raise RequestError(
+            "continue_final_message: the chat template does not write the last message's content"
+        )
+    whole = content.lstrip()
+    return text[: start + len(whole if text.startswith(whole, start) else trimmed)]
 
 
 def _as_template_sees(message: Message) -> dict[str, Any]:
@@ -91,7 +130,24 @@ def _as_template_sees(message: Message) -> dict[str, Any]:
     reasoning = next((result[name] for name in _REASONING if name in result), None)
     if reasoning is not None:
         result = {"thinking": reasoning, **result, "reasoning_content": reasoning}
+    if isinstance(result.get("tool_calls"), (list, tuple)):
+        result["tool_calls"] = [_with_arguments(call) for call in result["tool_calls"]]
     return result
+
+
+def _with_arguments(call: Any) -> Any:
+    """A tool call whose arguments are an object: templates write them as JSON themselves."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return call
+    try:
+        value = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"a tool call's arguments are an object, or its JSON; found {describe(arguments)}"
+        ) from error
+    return {**call, "function": {**function, "arguments": value}}
 
 
 def _encode(tokenizer: Any, text: str, **options: Any) -> list[int]:

@@ -4,6 +4,7 @@ A number is checked as the float32 that it is used as. Whole numbers may be of a
 (NumPy's too), never bool.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from numbers import Real
@@ -15,6 +16,8 @@ from srt.errors import RequestError
 from srt.values import describe, is_integer
 
 # As Python's numbers, since NumPy would convert what they are compared with to float32.
+# Longest schema, regular expression or grammar, in characters.
+MAX_SOURCE = 262_144
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 FLOAT32_TINY = float(np.finfo(np.float32).tiny)
 
@@ -109,6 +112,33 @@ def logit_bias(name: str, value: object) -> dict[int, float]:
             token = int(key)
         result[integer(name, token, expected, 0)] = number(name, bias, expected, -math.inf)
     return result
+
+
+def json_schema(name: str, value: object) -> str | None:
+    """A JSON schema as a text, of a text or an object."""
+    expected = "a JSON schema: an object, true or false, or its text"
+    if value is None:
+        return None
+    try:
+        schema = json.loads(value) if isinstance(value, (str, bytes)) else value
+        if not isinstance(schema, (Mapping, bool)):
+            raise refuse(name, expected, value)
+        return json.dumps(schema, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise refuse(name, expected, value) from error
+
+
+def source(name: str, value: object) -> None:
+    """A text that is compiled: Unicode, and of a length that can be."""
+    if not isinstance(value, str):
+        raise RequestError(f"{name}: expected a text, found {describe(value)}")
+    if has_surrogates(value) or len(value) > MAX_SOURCE:
+        raise RequestError(
+            f"{name}: expected at most {MAX_SOURCE:,} characters, without lone surrogates, found "
+            f"{describe(value)}"
+        )
 
 
 def has_surrogates(text: str) -> bool:

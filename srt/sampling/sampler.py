@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from srt.errors import RequestError
+from srt.sampling.grammar import Grammar
 from srt.sampling.logit_adjuster import LogitAdjuster
 from srt.sampling.random_numbers import random_seed, uniform
 from srt.sampling.sampling_params import DistributionParams, SamplingParams
@@ -24,9 +25,16 @@ class TokenSampler:
     Args:
         params: The request's parameters.
         prompt_ids: Its prompt.
+        grammar: What its output follows, or None.
     """
 
-    def __init__(self, params: SamplingParams, prompt_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Iterable[int] = (),
+        grammar: Grammar | None = None,
+    ) -> None:
+        self._grammar = grammar
         self._distribution = params.distribution()
         self._seed = random_seed() if params.seed is None else params.seed
         self._adjuster = LogitAdjuster(params, prompt_ids)
@@ -35,6 +43,8 @@ class TokenSampler:
 
     def takes_largest(self, length: int) -> bool:
         """Whether the token after `length` generated ones is the one with the largest logit."""
+        if self._grammar is not None:
+            return False
         return self._distribution.is_greedy and not self._adjuster.concerns(length)
 
     def choose(
@@ -53,15 +63,26 @@ class TokenSampler:
         Raises:
             RequestError: The parameters leave no token possible.
         """
-        if self._adjuster.concerns(len(output_ids)):
+        is_adjusted = self._adjuster.concerns(len(output_ids))
+        if is_adjusted:
             ending = self._stop_ids if self._ignore_eos else self._stop_ids | eos_token_ids
             logits = self._adjuster.adjust(logits, output_ids, ending)
-            if not math.isfinite(logits.max()):
-                raise RequestError("the sampling parameters leave no token that is possible")
+        if self._grammar is not None:
+            mask = torch.from_numpy(self._grammar.mask(output_ids))
+            logits = logits.masked_fill(~mask, -math.inf)
+        if (is_adjusted or self._grammar is not None) and not math.isfinite(logits.max()):
+            raise RequestError("the sampling parameters leave no token that is possible")
+        token = self._draw(logits, len(output_ids))
+        if self._grammar is not None:
+            # While the model computes on the token.
+            self._grammar.prepare([*output_ids, token])
+        return token
+
+    def _draw(self, logits: Tensor, length: int) -> int:
         if self._distribution.is_greedy:
             return int(logits.numpy().argmax())
         probs, ids = next_token_probs(logits, self._distribution)
-        return int(ids[draw(probs, uniform(self._seed, len(output_ids)))])
+        return int(ids[draw(probs, uniform(self._seed, length))])
 
 
 def sample(

@@ -100,6 +100,10 @@ class SamplingParams:
         top_logprobs_num: With it, those of this many of the most likely tokens, 1000 at most.
         return_prompt_logprob: Return them for the prompt's tokens too; such a prompt is computed
             anew even where the cache has a prefix of it.
+        json_schema: A JSON schema, as a text or an object, that the output follows; `{"type":
+            "object"}` for any object.
+        regex: Instead: a regular expression (Rust's syntax) that matches the whole output.
+        grammar: Instead: a grammar, in the syntax of llguidance (Lark's) or of llama.cpp (GBNF).
 
     Raises:
         RequestError: A value out of range.
@@ -123,6 +127,9 @@ class SamplingParams:
     return_logprob: bool = False
     top_logprobs_num: int = 0
     return_prompt_logprob: bool = False
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         checked = self.distribution()
@@ -150,9 +157,23 @@ class SamplingParams:
         if self.seed is not None:
             expected = "an integer from 0 to 2**64 - 1, or None"
             self._set("seed", checks.integer("seed", self.seed, expected, 0, SEED_LIMIT - 1))
+        self._set("json_schema", checks.json_schema("json_schema", self.json_schema))
+        sources = [name for name in _SOURCES if getattr(self, name) is not None]
+        for name in sources:
+            checks.source("sampling parameter " + name, getattr(self, name))
+        if len(sources) > 1:
+            raise RequestError(
+                f"sampling parameters: expected one of {', '.join(_SOURCES)}, found "
+                f"{' and '.join(sources)}"
+            )
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether the output follows a schema, a regular expression or a grammar."""
+        return any(getattr(self, name) is not None for name in _SOURCES)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "SamplingParams":
@@ -183,4 +204,5 @@ class SamplingParams:
         return replace(self, **{name: getattr(resolved, name) for name in DISTRIBUTION_NAMES})
 
 
+_SOURCES = ("json_schema", "regex", "grammar")
 _FLAGS = ("ignore_eos", "skip_special_tokens", "return_logprob", "return_prompt_logprob")

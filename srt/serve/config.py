@@ -10,6 +10,7 @@ from pathlib import Path
 from srt.configs import option
 from srt.configs.option import Flag, about, documented
 from srt.errors import OptionError
+from srt.serve.parsers.choice import AUTO, REASONING_PARSER_CHOICES, TOOL_CALL_PARSER_CHOICES
 
 _MAX_PORT = 65_535
 
@@ -110,6 +111,25 @@ class ServerConfig:
             option.path,
             unset="in {ssl_certfile}",
             flag=Flag(("--ssl-keyfile",), "server", "FILE"),
+        ),
+    )
+    tool_call_parser: str = field(
+        default=AUTO,
+        metadata=about(
+            "how the model writes tool calls; auto: as its chat template tells; none: no tools",
+            option.one_of(TOOL_CALL_PARSER_CHOICES),
+            choices=TOOL_CALL_PARSER_CHOICES,
+            flag=Flag(("--tool-call-parser",), "server"),
+        ),
+    )
+    reasoning_parser: str = field(
+        default=AUTO,
+        metadata=about(
+            "how the model marks its reasoning, which answers have apart from their content; "
+            "auto: as its chat template tells; none: it is content",
+            option.one_of(REASONING_PARSER_CHOICES),
+            choices=REASONING_PARSER_CHOICES,
+            flag=Flag(("--reasoning-parser",), "server"),
         ),
     )
     log_requests: bool = field(

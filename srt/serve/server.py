@@ -18,10 +18,12 @@ import uvicorn
 from srt.configs.engine_config import EngineConfig
 from srt.entrypoints.model_files import ModelFiles
 from srt.errors import SrtError
+from srt.managers.special_tokens import special_token_texts
 from srt.serve.app import make_app
 from srt.serve.config import ServerConfig
 from srt.serve.engine.client import EngineClient
 from srt.serve.engine.protocol import EngineFacts
+from srt.serve.parsers.choice import AnswerParsers
 from srt.serve.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,7 @@ class _Server:
             config=config,
             engine_config=self._engine_config,
             files=files.result(),
+            parsers=_make_parsers(files.result(), config),
             engine=engine,
             model_names=tuple(names),
             started_at=int(time.time()),
@@ -151,6 +154,18 @@ class _Server:
             f"{facts.dtype}, {facts.tier}, {facts.threads} threads, "
             f"{facts.kv_tokens:,} KV tokens)"
         )
+
+
+def _make_parsers(files: ModelFiles, config: ServerConfig) -> AnswerParsers:
+    tokenizer = files.tokenizer
+    template = "" if tokenizer is None else tokenizer.chat_template
+    special = {} if tokenizer is None else special_token_texts(tokenizer)
+    return AnswerParsers(
+        template if isinstance(template, str) else "",
+        config.tool_call_parser,
+        config.reasoning_parser,
+        list(special.values()),
+    )
 
 
 async def _first(*futures: "asyncio.Future[Any]") -> None:

@@ -6,6 +6,7 @@ from srt.configs.engine_config import EngineConfig
 from srt.entrypoints.model_files import ModelFiles
 from srt.serve.config import ServerConfig
 from srt.serve.engine.client import EngineClient
+from srt.serve.parsers.choice import AnswerParsers
 from srt.version import __version__
 
 
@@ -18,6 +19,7 @@ class ServerState:
         engine_config: Those of its engine.
         files: The model without its weights: turns prompts and conversations into token ids, and
             checks requests.
+        parsers: Find reasoning and tool calls in answers.
         engine: Runs requests.
         model_names: Names of the model; answers have the first.
         started_at: When the server was started, in seconds since 1970.
@@ -27,6 +29,7 @@ class ServerState:
     config: ServerConfig
     engine_config: EngineConfig
     files: ModelFiles
+    parsers: AnswerParsers
     engine: EngineClient
     model_names: tuple[str, ...]
     started_at: int

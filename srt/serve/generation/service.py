@@ -3,16 +3,19 @@ requests of a call are queued or none is.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from srt.errors import RequestError
 from srt.managers.messages import Message
+from srt.managers.tokenizer import ChatOptions
 from srt.sampling.random_numbers import SEED_LIMIT
 from srt.sampling.sampling_params import SamplingParams
 from srt.serve.errors import ApiError
 from srt.serve.generation.answer_stream import AnswerStream
+from srt.serve.parsers.answer_parser import AnswerParser
+from srt.serve.parsers.choice import ToolChoice
 from srt.serve.state import ServerState
 
 # Seeds of a request's further answers lie so far apart: an odd number, so that all differ.
@@ -28,14 +31,18 @@ class ChatCall:
         params: How tokens are chosen; `max_new_tokens` is ignored.
         max_tokens: Most tokens of an answer; None for what is left of the context.
         n: How many answers.
-        chat_template_kwargs: Further variables of the chat template.
+        options: How the chat template is rendered; its tools are those of `choice`.
+        choice: Which functions an answer may call.
+        separate_reasoning: Whether reasoning is told from content.
     """
 
     messages: Sequence[Message]
     params: SamplingParams
     max_tokens: int | None = None
     n: int = 1
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: ChatOptions = field(default_factory=ChatOptions)
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    separate_reasoning: bool = True
 
 
 @dataclass(frozen=True)
@@ -82,11 +89,39 @@ class GenerationService:
         Raises:
             ApiError: It cannot be served; nothing has been queued then.
         """
-        self._check_available()
-        ids = await self._token_ids(
-            None, list(call.messages), dict(call.chat_template_kwargs) or None, "messages"
-        )
-        return self._start([ids], call.params, call.max_tokens, call.n, "messages")[0]
+        params, choice, parsers = call.params, call.choice, self._state.parsers
+        if choice.tools and parsers.tool_call_parser is None and not choice.is_forced:
+            raise ApiError(
+                400,
+                "tools: expected none, since this model's chat template has no form for tool calls "
+                "(--tool-call-parser names one); tool_choice can force a call all the same",
+                param="tools",
+            )
+        if choice.is_forced:
+            if params.is_structured:
+                raise ApiError(
+                    400,
+                    "tool_choice: a forced call does not go with another form of the answer",
+                    param="tool_choice",
+                )
+            params = replace(params, json_schema=choice.schema())
+        await self._check(params)
+        prompt = self._state.files.builder.chat_prompt
+        try:
+            ids, text = await asyncio.to_thread(prompt, list(call.messages), call.options)
+        except RequestError as error:
+            raise ApiError(400, str(error), param="messages") from error
+        skips = params.skip_special_tokens
+        uses_parser = call.separate_reasoning or choice.tools
+        if uses_parser and parsers.needs_special_tokens(choice):
+            params = replace(params, skip_special_tokens=False)
+
+        def make_parser() -> AnswerParser | None:
+            if not uses_parser:
+                return None
+            return parsers.make(choice, text, skip_special_tokens=skips)
+
+        return self._start([ids], params, call.max_tokens, call.n, "messages", make_parser)[0]
 
     async def complete(self, call: CompletionCall) -> list[PromptAnswers]:
         """Answers to each prompt.
@@ -94,7 +129,7 @@ class GenerationService:
         Raises:
             ApiError: One cannot be served; nothing has been queued then.
         """
-        self._check_available()
+        await self._check(call.params)
         prompts = [
             await self._token_ids(prompt, None, None, "prompt")
             if isinstance(prompt, str)
@@ -112,10 +147,16 @@ class GenerationService:
         what = "prompt" if messages is None else "messages"
         return await self._token_ids(prompt, messages, None, what)
 
-    def _check_available(self) -> None:
+    async def _check(self, params: SamplingParams) -> None:
+        """Refuses what needs no prompt to be refused."""
         if self._state.is_draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down")
         self._state.engine.check_available()
+        if params.is_structured:
+            try:
+                await asyncio.to_thread(self._state.files.builder.check_grammar, params)
+            except RequestError as error:
+                raise ApiError(400, str(error), code="invalid_grammar") from error
 
     async def _token_ids(
         self,
@@ -139,6 +180,7 @@ class GenerationService:
         max_tokens: int | None,
         n: int,
         param: str,
+        make_parser: Callable[[], AnswerParser | None] = lambda: None,
     ) -> list[PromptAnswers]:
         facts = self._state.engine.facts
         assert facts is not None
@@ -160,7 +202,9 @@ class GenerationService:
                 raise ApiError(400, message, param=field, code=code) from error
         generations = self._state.engine.submit_all(requests)
         return [
-            PromptAnswers(ids, [AnswerStream(one) for one in generations[i * n : (i + 1) * n]])
+            PromptAnswers(
+                ids, [AnswerStream(one, make_parser()) for one in generations[i * n : (i + 1) * n]]
+            )
             for i, ids in enumerate(prompts)
         ]
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from srt.managers.tokenizer import ChatOptions
 from srt.serve.errors import ApiError
 from srt.serve.generation.answer_stream import merge_answers
 from srt.serve.generation.answers import AnswerDelta, AnswerEnd, AnswerEvent, ToolCallDelta
@@ -25,6 +26,8 @@ from srt.serve.openai.shapes import (
     new_id,
     prompt_logprobs_body,
 )
+from srt.serve.openai.structured import StructuredFields
+from srt.serve.openai.tools import ToolFields
 from srt.serve.state import ServerState
 
 
@@ -43,7 +46,7 @@ class ChatMessage(BaseModel):
     content: str | list[str | ContentPart] | None = None
 
 
-class ChatCompletionRequest(SamplingFields):
+class ChatCompletionRequest(SamplingFields, StructuredFields, ToolFields):
     """A conversation, and how its next message is wanted."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -52,7 +55,22 @@ class ChatCompletionRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    separate_reasoning: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     modalities: list[Literal["text"]] | None = None
+
+    def template_kwargs(self) -> dict[str, Any]:
+        """Further variables of the chat template; templates know `reasoning_effort` and
+        `enable_thinking`.
+        """
+        kwargs: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            kwargs["reasoning_effort"] = self.reasoning_effort
+            if self.reasoning_effort == "none":
+                kwargs["enable_thinking"] = False
+        return kwargs | (self.chat_template_kwargs or {})
 
     def top(self) -> int | None:
         """How many alternatives each token of the answer has; None for no log-probabilities.
@@ -186,12 +204,22 @@ def make_router(
         body = await read_body(request, ChatCompletionRequest)
         check_model(body.model, state.model_names)
         n = body.n or 1
+        choice = body.choice()
+        continues = bool(body.continue_final_message)
+        adds = body.add_generation_prompt
         call = ChatCall(
             messages=[message.model_dump(exclude_unset=True) for message in body.messages],
-            params=body.sampling_params(body.top()),
+            params=body.sampling_params(body.top(), body.structure()),
             max_tokens=body.max_completion_tokens or body.max_tokens,
             n=n,
-            chat_template_kwargs=body.chat_template_kwargs or {},
+            options=ChatOptions(
+                body.template_kwargs(),
+                body.shown_tools(choice),
+                add_generation_prompt=not continues if adds is None else adds,
+                continue_final_message=continues,
+            ),
+            choice=choice,
+            separate_reasoning=body.separate_reasoning is not False,
         )
         started = await service.chat(call)
         formatter = _Formatter(

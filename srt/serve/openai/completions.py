@@ -26,6 +26,7 @@ from srt.serve.openai.shapes import (
     new_id,
     prompt_logprobs_body,
 )
+from srt.serve.openai.structured import StructuredFields
 from srt.serve.state import ServerState
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -34,7 +35,7 @@ _MAX_PROMPTS = 2048
 TokenId = Annotated[int, Field(ge=0)]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(SamplingFields, StructuredFields):
     """Prompts, and how they are to go on."""
 
     prompt: (
@@ -207,7 +208,7 @@ def make_router(
             )
         prompts, n = body.prompts(), body.n or 1
         limit = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        params = body.sampling_params(body.logprobs)
+        params = body.sampling_params(body.logprobs, body.structure())
         # A prompt is scored by the pass that chooses the token after it, which is not returned.
         started = await service.complete(CompletionCall(prompts, params, max(1, limit), n))
         choices = [

@@ -60,11 +60,14 @@ class SamplingFields(RequestModel):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
-    def sampling_params(self, top_logprobs: int | None) -> SamplingParams:
+    def sampling_params(
+        self, top_logprobs: int | None, structure: Mapping[str, Any] | None = None
+    ) -> SamplingParams:
         """The parameters for the engine, without the most tokens.
 
         Args:
             top_logprobs: How many alternatives each token has; None for no log-probabilities.
+            structure: What the text follows, as sampling parameters.
 
         Raises:
             ApiError: 400, for what the schema does not say.
@@ -94,7 +97,9 @@ class SamplingFields(RequestModel):
             given["top_logprobs_num"] = max(self.prompt_logprobs, top_logprobs or 0)
         try:
             # The most tokens are decided later; no least number is too large here.
-            return SamplingParams(**given, max_new_tokens=max(512, self.min_tokens or 0))
+            return SamplingParams(
+                **given, **(structure or {}), max_new_tokens=max(512, self.min_tokens or 0)
+            )
         except RequestError as error:
             words = str(error).removeprefix("sampling parameter ")
             raise ApiError(400, words, param=words.partition(":")[0]) from error

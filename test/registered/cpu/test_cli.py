@@ -16,6 +16,7 @@ import pytest
 import srt
 from srt.cli import generate
 from srt.cli.main import main
+from srt.managers.tokenizer import ChatOptions
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_text_model import write_text_model
 
@@ -161,8 +162,8 @@ def test_chat_keeps_the_conversation(
 ) -> None:
     conversations: list[list[str]] = []
 
-    def record(_: object, messages: list[dict[str, str]], kwargs: object) -> list[int]:
-        assert kwargs is None
+    def record(_: object, messages: list[dict[str, str]], options: object) -> list[int]:
+        assert options == ChatOptions()
         conversations.append([message["role"] for message in messages])
         return [5, 6, 7]
 

@@ -31,6 +31,7 @@ FOREIGN = {
     "probe.cpp",
     "opticks.txt",
 }
+SERVER_PACKAGES = {"fastapi", "pydantic", "starlette", "uvicorn"}
 Graph = dict[str, set[str]]
 
 
@@ -158,8 +159,19 @@ def test_the_wheel_has_the_product_no_tests_and_what_it_imports(tmp_path: Path) 
     lines = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
     required = {r.name for r in map(Requirement, lines) if r.marker is None}
     others = set[str]().union(*PRODUCT.values()) - PRODUCT.keys() - sys.stdlib_module_names
-    # The kernels are built for the machine, markupsafe is Jinja's, and plots are an extra.
-    assert others == required | {"sgl_kernel", "markupsafe", "matplotlib"}
+    # The kernels are built for the machine, markupsafe is Jinja's; plots and the server are extras.
+    others_of_extras = {"matplotlib"} | SERVER_PACKAGES
+    assert others == required | {"sgl_kernel", "markupsafe"} | others_of_extras
+
+
+def test_only_the_server_needs_its_packages() -> None:
+    users = {module for module, found in PRODUCT.items() if found & SERVER_PACKAGES}
+    assert users and {place(module) for module in users} == {"serve/"}
+    # The command line knows the server's options without them.
+    program = "import sys, srt.cli.main as m; m.make_parser(); print(*sys.modules)"
+    command = [sys.executable, "-c", program]
+    loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert not SERVER_PACKAGES & {*loaded}
 
 
 def names_of_files(document: str) -> set[str]:

@@ -12,7 +12,7 @@ import torch
 
 from srt import Engine, SamplingParams
 from srt.errors import RequestError
-from srt.managers.tokenizer import encode_chat, render_chat
+from srt.managers.tokenizer import ChatOptions, encode_chat, render_chat
 from srt.test.ci_register import register_cpu_ci
 from srt.test.tiny_text_model import TEXT_CONFIG, write_text_model
 from srt.test.tiny_tokenizer import VOCAB_SIZE, make_tokenizer
@@ -156,7 +156,7 @@ def test_sampling_params_of_other_types(engine: Engine, params: Any, message: st
 
 
 def text_of(*messages: Any, **kwargs: Any) -> str:
-    return render_chat(make_tokenizer(), messages, kwargs or None)
+    return render_chat(make_tokenizer(), messages, ChatOptions(kwargs))
 
 
 def test_contents_of_messages() -> None:
@@ -207,14 +207,16 @@ def test_variables_of_the_template(engine: Engine) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ messages[0].content }}|{{ enable_thinking }}|{{ tools }}"
     messages = [{"role": "user", "content": "x"}]
-    assert render_chat(tokenizer, messages, {"enable_thinking": False}) == "x|False|None"
-    assert render_chat(tokenizer, messages, {"tools": [1]}) == "x||[1]"
+    assert (
+        render_chat(tokenizer, messages, ChatOptions({"enable_thinking": False})) == "x|False|None"
+    )
+    assert render_chat(tokenizer, messages, ChatOptions({"tools": [1]})) == "x||[1]"
     for name in ("messages", "add_generation_prompt", "tokenize"):
         with pytest.raises(RequestError, match="is not a variable of templates"):
-            render_chat(tokenizer, messages, {name: True})
+            render_chat(tokenizer, messages, ChatOptions({name: True}))
     for wrong in ("x", [1], {1: 2}):
         with pytest.raises(RequestError, match="chat_template_kwargs: expected an object"):
-            render_chat(tokenizer, messages, wrong)  # type: ignore[arg-type]
+            render_chat(tokenizer, messages, ChatOptions(wrong))  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="chat_template_kwargs go with messages"):
         engine.generate("x", GREEDY, chat_template_kwargs={"a": 1})
 

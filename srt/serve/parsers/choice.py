@@ -267,7 +267,8 @@ class _Remover:
 
     def _advance(self) -> str:
         next(self._run, None)
-        text, self._out = "".join(self._out), []
+        text = "".join(self._out)
+        self._out.clear()
         return text
 
     def _remove(self) -> Waiting[None]:

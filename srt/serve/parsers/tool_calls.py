@@ -117,6 +117,13 @@ class ToolCallParser(ABC):
         """A name for a call."""
         return f"call_{secrets.token_hex(12)}"
 
+    def pass_rest(self) -> Waiting[None]:
+        """Passes what was taken since the mark, and all that follows, on as content."""
+        reader = self.reader
+        self.content(reader.taken)
+        while reader.text or (yield from reader.more()):
+            self.content(reader.take(len(reader.text)))
+
     def call_object(self) -> Waiting[bool]:
         """Takes `{"name": ..., "arguments": {...}}`; false if it is not complete. If no call has
         begun by then, what was taken is still to be passed on.
@@ -218,12 +225,7 @@ class Llama3Parser(ToolCallParser):
             space = yield from reader.skip_space()
             if not (yield from reader.literal(";")) and not space:
                 break
-        self.content(reader.taken)
-        while reader.text:
-            self.content(reader.take(len(reader.text)))
-            yield from reader.more()
-        while (yield from reader.more()):
-            self.content(reader.take(len(reader.text)))
+        yield from self.pass_rest()
 
 
 class MistralParser(ToolCallParser):
@@ -296,24 +298,16 @@ class DeepSeekParser(ToolCallParser):
     def run(self) -> Waiting[None]:
         calls_begin, begin, _, end, calls_end = self.markers
         reader = self.reader
-        pending = ""
-        while True:
-            marker = yield from reader.until((calls_begin, begin, calls_end), self.content)
-            if marker is None:
-                self.content(pending)
-                return
+        while (marker := (yield from reader.until((calls_begin, begin), self.content))) is not None:
+            before, reader.taken = self._num_calls, marker
             if marker == calls_begin:
-                pending += marker
-                continue
-            if marker == calls_end:
-                if not self._num_calls:
-                    self.content(pending + marker)
-                pending = ""
-                continue
-            before, reader.taken = self._num_calls, pending + begin
-            pending = ""
-            if (yield from self._call()):
-                yield from reader.until((end,), lambda _: None)
+                yield from reader.skip_space()
+            if (marker == begin or (yield from reader.literal(begin))) and (
+                yield from self._call()
+            ):
+                for mark in ("```", end, calls_end):
+                    yield from reader.skip_space()
+                    yield from reader.literal(mark)
             elif self._num_calls == before:
                 self.content(reader.taken)
 
@@ -354,7 +348,7 @@ class ForcedCallsParser(ToolCallParser):
             yield from reader.skip_space()
             yield from reader.literal(",")
         if not self._num_calls:
-            self.content(reader.taken)
+            yield from self.pass_rest()
 
 
 class QwenCoderParser(ToolCallParser):

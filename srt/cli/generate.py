@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from srt.cli.options import add_engine_options, make_config, make_engine, read_text
 from srt.cli.sampling_options import (
     add_sampling_options,
+    add_structure_options,
     add_template_option,
     make_sampling_params,
+    read_structure,
     read_template_kwargs,
 )
 from srt.errors import RequestError, SrtError
@@ -51,6 +53,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     group.add_argument("--system", metavar="TEXT", help="system message before the prompt")
     add_template_option(group)
     add_sampling_options(parser)
+    add_structure_options(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--json",
@@ -95,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
         return_logprob=args.logprobs,
         top_logprobs_num=args.top_logprobs,
         return_prompt_logprob=args.prompt_logprobs,
+        **read_structure(args),
     )
     template_kwargs = read_template_kwargs(args)
     template_options = {

@@ -2,9 +2,10 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srt.cli.options import add_sampling_defaults
+from srt.cli.options import add_sampling_defaults, read_text
 from srt.errors import RequestError
 from srt.utils.text_streams import read_argument
 
@@ -97,6 +98,31 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         dest="skip_special_tokens",
         help="keep special tokens in the text",
     )
+
+
+def add_structure_options(parser: argparse.ArgumentParser) -> None:
+    """Options of what the output follows."""
+    group = parser.add_argument_group("structured output").add_mutually_exclusive_group()
+    group.add_argument(
+        "--json-schema", type=Path, metavar="FILE", help="JSON that follows the schema in FILE"
+    )
+    group.add_argument("--regex", metavar="REGEX", help="text that all of REGEX matches")
+    group.add_argument(
+        "--grammar", type=Path, metavar="FILE", help="text by the grammar in FILE (Lark or GBNF)"
+    )
+
+
+def read_structure(args: argparse.Namespace) -> dict[str, str]:
+    """The sampling parameter that these options set, or none.
+
+    Raises:
+        RequestError: A file cannot be read.
+    """
+    if args.json_schema is not None:
+        return {"json_schema": read_text(args.json_schema, "the JSON schema")}
+    if args.grammar is not None:
+        return {"grammar": read_text(args.grammar, "the grammar")}
+    return {} if args.regex is None else {"regex": read_argument("--regex", args.regex)}
 
 
 def add_template_option(group: "argparse._ActionsContainer") -> None:

@@ -40,6 +40,10 @@ _PROBLEMS = {
 }
 
 
+class TemplateFailedError(RequestError):
+    """A template does with a conversation what it cannot, such as adding a text to an object."""
+
+
 class TemplateRenderer:
     """Renders templates, one at a time, in one process that it starts when there is work.
 
@@ -73,7 +77,8 @@ class TemplateRenderer:
         problem = reply.get("problem")
         if problem is not None:
             message = " ".join(reply["message"].split())
-            raise RequestError(_PROBLEMS[problem].format(message))
+            kind = TemplateFailedError if problem == "failed" else RequestError
+            raise kind(_PROBLEMS[problem].format(message))
         return reply["text"]
 
     def close(self) -> None:

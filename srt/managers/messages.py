@@ -1,5 +1,7 @@
 """Messages of a conversation, checked before a chat template sees them."""
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +13,10 @@ Message = Mapping[str, Any]
 
 # What the caller of the template decides, and names that peers take for something else.
 _RESERVED = frozenset({"messages", "add_generation_prompt", "chat_template", "tokenize"})
+# Names of a message's reasoning, the one that templates read first.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+# A template that tells a call without text from a message by its content being none.
+_ASKS_FOR_NO_CONTENT = re.compile(r"""\bcontent(['"]\])?\s+is\s+(not\s+)?none\b""")
 
 
 def check_message(message: object) -> dict[str, Any]:
@@ -55,6 +61,60 @@ def _content(content: object, role: str) -> str:
             )
         texts.append(text)
     return "\n".join(texts)
+
+
+def as_template_sees(
+    message: Message, template: str, *, arguments_as_text: bool = False
+) -> dict[str, Any]:
+    """What a template is given for a checked message.
+
+    As in transformers there is no key that is None, and the reasoning is under the names that
+    templates look for. OpenAI's role `developer` is `system` to templates that do not know it. The
+    arguments of tool calls are objects, which templates write as JSON themselves, or texts for
+    those that do not; a call without text has content None where the template asks for that.
+
+    Raises:
+        RequestError: The arguments of a tool call are not an object.
+    """
+    result = {key: value for key, value in message.items() if value is not None}
+    if result["role"] == "developer" and "developer" not in template:
+        result["role"] = "system"
+    reasoning = next((result[name] for name in _REASONING if name in result), None)
+    if reasoning is not None:
+        result = {"thinking": reasoning, **result, "reasoning_content": reasoning}
+    calls = result.get("tool_calls")
+    if not isinstance(calls, (list, tuple)):
+        return result
+    if not calls:  # templates ask whether there is the key
+        del result["tool_calls"]
+        return result
+    result["tool_calls"] = [_with_arguments(call, as_text=arguments_as_text) for call in calls]
+    if not result["content"] and _ASKS_FOR_NO_CONTENT.search(template):
+        result["content"] = None
+    return result
+
+
+def _with_arguments(call: Any, *, as_text: bool) -> Any:
+    """A tool call whose arguments are an object, or a text that holds one."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or arguments is None:
+        return call
+    value = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            value = None
+    if not isinstance(value, Mapping):
+        raise RequestError(
+            "the arguments of a tool call are an object, or its JSON; found "
+            f"{describe(arguments)} (function {describe(function.get('name'))})"
+        )
+    if as_text:
+        given = arguments if isinstance(arguments, str) else json.dumps(value, ensure_ascii=False)
+        value = given.strip() or "{}"
+    return {**call, "function": {**function, "arguments": value}}
 
 
 def check_template_kwargs(kwargs: object) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Prompts and conversations as token ids."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,14 +7,20 @@ from typing import Any
 from srt.checkpoint.files import explain
 from srt.configs.hf_transformers import load_tokenizer
 from srt.errors import RequestError
-from srt.managers.chat_template import get_renderer
-from srt.managers.messages import Message, check_message, check_template_kwargs, check_text
-from srt.values import describe
+from srt.managers.chat_template import TemplateFailedError, get_renderer
+from srt.managers.messages import (
+    Message,
+    as_template_sees,
+    check_message,
+    check_template_kwargs,
+    check_text,
+)
 
 __all__ = ["ChatOptions", "Message", "encode", "encode_chat", "load_tokenizer"]
 
-# Names of a message's reasoning, the one that templates read first.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+# Stands at the end of a content that is to be continued. No template writes it; one that trims
+# contents takes the white space.
+_CONTINUED = "Zqx9vContinuedZqx9v "
 
 
 @dataclass(frozen=True)
@@ -93,61 +98,47 @@ def render_chat(
     if not messages:
         raise RequestError("a conversation needs at least one message")
     checked = [check_message(message) for message in messages]
-    continues = options.continue_final_message
-    if continues and options.add_generation_prompt:
-        raise RequestError("continue_final_message: expected add_generation_prompt false with it")
+    if options.continue_final_message:
+        if options.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message: expected add_generation_prompt false with it"
+            )
+        checked[-1]["content"] += _CONTINUED
     variables = {
         **tokenizer.special_tokens_map,
-        "messages": [_as_template_sees(message) for message in checked],
         "tools": list(options.tools) if options.tools else None,
         "documents": None,
         "add_generation_prompt": options.add_generation_prompt,
         **check_template_kwargs(options.template_kwargs),
     }
-    text = get_renderer().render(template, variables)
-    return _up_to_final_content(text, checked[-1]["content"]) if continues else text
+
+    def render(*, arguments_as_text: bool) -> str:
+        seen = [
+            as_template_sees(message, template, arguments_as_text=arguments_as_text)
+            for message in checked
+        ]
+        return get_renderer().render(template, variables | {"messages": seen})
+
+    try:
+        text = render(arguments_as_text=False)
+    except TemplateFailedError:
+        # DeepSeek's templates put the arguments of calls between texts of theirs.
+        if not any(message.get("tool_calls") for message in checked):
+            raise
+        text = render(arguments_as_text=True)
+    return _up_to_final_content(text) if options.continue_final_message else text
 
 
-def _up_to_final_content(text: str, content: str) -> str:
-    """A rendered conversation up to the end of its last message's content. Templates may trim
-    it.
+def _up_to_final_content(text: str) -> str:
+    """A rendered conversation up to the end of its last message's content, as in transformers:
+    where the template trims contents, white space at the end is gone.
     """
-    trimmed = content.strip()
-    start = text.rfind(trimmed) if trimmed else -1
-    if start < 0:
+    before, found, after = text.rpartition(_CONTINUED.strip())
+    if not found:
         raise RequestError(
             "continue_final_message: the chat template does not write the last message's content"
         )
-    whole = content.lstrip()
-    return text[: start + len(whole if text.startswith(whole, start) else trimmed)]
-
-
-def _as_template_sees(message: Message) -> dict[str, Any]:
-    """What transformers gives a template: no key that is None, and the reasoning under the names
-    that templates look for.
-    """
-    result = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((result[name] for name in _REASONING if name in result), None)
-    if reasoning is not None:
-        result = {"thinking": reasoning, **result, "reasoning_content": reasoning}
-    if isinstance(result.get("tool_calls"), (list, tuple)):
-        result["tool_calls"] = [_with_arguments(call) for call in result["tool_calls"]]
-    return result
-
-
-def _with_arguments(call: Any) -> Any:
-    """A tool call whose arguments are an object: templates write them as JSON themselves."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(arguments, str):
-        return call
-    try:
-        value = json.loads(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise RequestError(
-            f"a tool call's arguments are an object, or its JSON; found {describe(arguments)}"
-        ) from error
-    return {**call, "function": {**function, "arguments": value}}
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _encode(tokenizer: Any, text: str, **options: Any) -> list[int]:

@@ -5,23 +5,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from srt.serve.generation.answers import AnswerDelta
+from srt.serve.parsers.json_calls import (
+    DeepSeekParser,
+    ForcedCallsParser,
+    HermesParser,
+    Llama3Parser,
+    MistralParser,
+)
 from srt.serve.parsers.reasoning import (
     MISTRAL_THINK,
     THINK,
     ReasoningFormat,
     ReasoningSplitter,
 )
+from srt.serve.parsers.tagged_calls import QwenCoderParser
 from srt.serve.parsers.text_reader import TextReader, Waiting
-from srt.serve.parsers.tool_calls import (
-    DeepSeekParser,
-    ForcedCallsParser,
-    HermesParser,
-    Llama3Parser,
-    MistralParser,
-    QwenCoderParser,
-    Tool,
-    ToolCallParser,
-)
+from srt.serve.parsers.tool_calls import Tool, ToolCallParser
 
 # Names as vLLM and SGLang have them.
 TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {

@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 
 from srt.serve.generation.answers import AnswerDelta
 from srt.serve.parsers.choice import AnswerParsers, ChatAnswerParser, ToolChoice
-from srt.serve.parsers.reasoning import THINK, ReasoningSplitter
-from srt.serve.parsers.tool_calls import (
+from srt.serve.parsers.json_calls import (
     DeepSeekParser,
     ForcedCallsParser,
     HermesParser,
     Llama3Parser,
     MistralParser,
-    QwenCoderParser,
-    Tool,
-    ToolCallParser,
 )
+from srt.serve.parsers.reasoning import THINK, ReasoningSplitter
+from srt.serve.parsers.tagged_calls import QwenCoderParser
+from srt.serve.parsers.tool_calls import Tool, ToolCallParser
 from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=6, suite="per-commit")
@@ -328,3 +327,41 @@ def test_the_schema_of_a_forced_call_has_each_functions_definitions() -> None:
     named = ToolChoice(tools, named="b", parallel=True).schema()
     assert named["maxItems"] == 1
     assert named["items"]["properties"]["name"] == {"const": "b"}
+
+
+VALUES: list[tuple[Any, str, str]] = [
+    ({"type": "string"}, "17", '"17"'),
+    ({"type": "string"}, '"quoted"', '"\\"quoted\\""'),
+    ({"type": "string"}, "\n\nlines\n \n", '"\\n\\nlines\\n \\n"'),
+    ({"type": "integer"}, " 17 ", "17"),
+    ({"type": "integer"}, "many", '"many"'),
+    ({"type": "number"}, "NaN", '"NaN"'),
+    ({"type": "boolean"}, "True", "true"),
+    ({"type": ["string", "null"]}, "None", "null"),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "12", '"12"'),
+    ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "12", "12"),
+    ({"enum": ["1", "2"]}, "1", '"1"'),
+    ({"enum": [1, 2]}, "1", "1"),
+    ({"type": "array"}, '[1, "a"]', '[1, "a"]'),
+    ({"$ref": "#/$defs/x"}, '{"a": 1}', '{"a": 1}'),
+    (None, "plain", '"plain"'),
+]
+
+
+@pytest.mark.parametrize(("schema", "written", "value"), VALUES)
+def test_values_between_tags_have_the_types_of_their_schema(
+    schema: Any, written: str, value: str
+) -> None:
+    properties = {} if schema is None else {"k": schema}
+    tools = {"f": Tool("f", {"type": "object", "properties": properties})}
+    text = f"<tool_call><function=f><parameter=k>\n{written}\n</parameter></function></tool_call>"
+    for pieces in ([text], list(text)):
+        parsed = parse(QwenCoderParser(tools), pieces)
+        assert parsed == ("", [("f", f'{{"k": {value}}}')], 1)
+
+
+def test_a_text_between_tags_is_passed_on_as_it_comes() -> None:
+    parser = QwenCoderParser(TOOLS)
+    parser.feed("<function=add><parameter=b>\nfirst\n")
+    (delta,) = [call for one in parser.feed("second") for call in one.tool_calls]
+    assert delta.arguments == "\\nsecond"

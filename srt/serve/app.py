@@ -6,12 +6,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from srt.serve.anthropic import messages
 from srt.serve.engine.client import EngineState
+from srt.serve.error_shapes import error_response
 from srt.serve.errors import ApiError
 from srt.serve.generation.service import GenerationService
 from srt.serve.generation.token_texts import TokenTexts
 from srt.serve.openai import chat, completions, models, tokens
-from srt.serve.openai.shapes import error_body
 from srt.serve.state import ServerState
 from srt.version import __version__
 
@@ -32,23 +33,23 @@ def make_app(state: ServerState) -> FastAPI:
     service = GenerationService(state)
     app.include_router(chat.make_router(state, service, texts))
     app.include_router(completions.make_router(state, service, texts))
+    app.include_router(messages.make_router(state, service))
     app.include_router(models.make_router(state))
     app.include_router(tokens.make_router(state, service, texts))
 
     @app.exception_handler(ApiError)
-    async def refuse(_: Request, error: ApiError) -> JSONResponse:
-        return JSONResponse(error_body(error), error.status, error.headers)
+    async def refuse(request: Request, error: ApiError) -> JSONResponse:
+        return error_response(request, error)
 
     @app.exception_handler(HTTPException)
     async def explain(request: Request, error: HTTPException) -> JSONResponse:
         message = f"{request.method} {request.url.path}: {error.detail}"
         refusal = ApiError(error.status_code, message, headers=error.headers)
-        return JSONResponse(error_body(refusal), refusal.status, refusal.headers)
+        return error_response(request, refusal)
 
     @app.exception_handler(Exception)
-    async def fail(_: Request, error: Exception) -> JSONResponse:
-        failure = ApiError(500, f"internal error: {type(error).__name__}")
-        return JSONResponse(error_body(failure), failure.status)
+    async def fail(request: Request, error: Exception) -> JSONResponse:
+        return error_response(request, ApiError(500, f"internal error: {type(error).__name__}"))
 
     @app.get("/health")
     async def health() -> dict[str, str]:

@@ -106,11 +106,7 @@ class GenerationService:
                 )
             params = replace(params, json_schema=choice.schema())
         await self._check(params)
-        prompt = self._state.files.builder.chat_prompt
-        try:
-            ids, text = await asyncio.to_thread(prompt, list(call.messages), call.options)
-        except RequestError as error:
-            raise ApiError(400, str(error), param="messages") from error
+        ids, text = await self._chat_prompt(call.messages, call.options)
         skips = params.skip_special_tokens
         uses_parser = call.separate_reasoning or choice.tools
         if uses_parser and parsers.needs_special_tokens(choice):
@@ -146,6 +142,24 @@ class GenerationService:
         """
         what = "prompt" if messages is None else "messages"
         return await self._token_ids(prompt, messages, None, what)
+
+    async def chat_token_ids(self, messages: Sequence[Message], options: ChatOptions) -> list[int]:
+        """Token ids of a conversation, as :meth:`chat` has them.
+
+        Raises:
+            ApiError: There is no tokenizer or no template, or it refuses.
+        """
+        return (await self._chat_prompt(messages, options))[0]
+
+    async def _chat_prompt(
+        self, messages: Sequence[Message], options: ChatOptions
+    ) -> tuple[list[int], str]:
+        """In a thread: a template may take seconds."""
+        prompt = self._state.files.builder.chat_prompt
+        try:
+            return await asyncio.to_thread(prompt, list(messages), options)
+        except RequestError as error:
+            raise ApiError(400, str(error), param="messages") from error
 
     async def _check(self, params: SamplingParams) -> None:
         """Refuses what needs no prompt to be refused."""

@@ -162,6 +162,7 @@ class RequestBuilder:
                 params.stop or (),
                 special_tokens=self._special_tokens,
                 skip_special_tokens=params.skip_special_tokens,
+                shown=params.shown_special_tokens or (),
                 min_new_tokens=params.min_new_tokens,
             )
         self.check_grammar(params)

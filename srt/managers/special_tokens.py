@@ -20,6 +20,11 @@ def special_token_texts(tokenizer: Any) -> dict[int, str]:
     return texts
 
 
+def added_token_texts(tokenizer: Any) -> dict[int, str]:
+    """The texts of all added tokens, special or not, by id."""
+    return {token: added.content for token, added in _added(tokenizer).items()}
+
+
 def end_token_ids(tokenizer: Any) -> frozenset[int]:
     """Tokens that end an answer by what the tokenizer says: its end-of-sequence token, and what its
     chat template writes after an answer (`<|im_end|>`, `<|eot_id|>`, `<end_of_turn>`).

@@ -1,6 +1,6 @@
 """From token ids to text while it is being generated."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -32,6 +32,7 @@ class IncrementalDetokenizer:
         stop: Texts that end the output. They are looked for in the text with all special tokens.
         special_tokens: Texts of special tokens, by id.
         skip_special_tokens: Leave them out of the text.
+        shown: But for these, by id.
         min_new_tokens: Stop texts that are complete within so many tokens do not count.
 
     Attributes:
@@ -47,13 +48,16 @@ class IncrementalDetokenizer:
         *,
         special_tokens: Mapping[int, str] | None = None,
         skip_special_tokens: bool = True,
+        shown: Collection[int] = (),
         min_new_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._skip = skip_special_tokens
         # Tokens that the text leaves out; stop texts see them.
-        self._hidden = (special_tokens or {}) if skip_special_tokens else {}
+        skipped = (special_tokens or {}) if skip_special_tokens else {}
+        self._hidden = {token: text for token, text in skipped.items() if token not in shown}
+        self._marks = {token: text for token, text in skipped.items() if token in shown}
         self._exempt_tokens = min_new_tokens
         self._ids = self._context(prompt_ids)
         self._read = len(self._ids)  # tokens whose text is known
@@ -68,6 +72,9 @@ class IncrementalDetokenizer:
         """Takes the next token; returns the text that it releases, often empty."""
         if token_id in self._hidden:
             self._hold(self._hidden[token_id], "0")
+        elif token_id in self._marks:
+            self._hold(self._rest(), "1")
+            self._hold(self._marks[token_id], "1")
         else:
             self._take([*self._ids, token_id])
         count = self._cut()
@@ -80,10 +87,16 @@ class IncrementalDetokenizer:
         """Ends the text; returns what was still held back."""
         if self.matched_stop is not None:
             return ""
-        decoded = self._decode(self._ids)
-        self._hold(decoded[_common(self._known, decoded) :], "1")
+        self._hold(self._rest(), "1")
         self._cut()
         return self._release(len(self._held))
+
+    def _rest(self) -> str:
+        """The text of tokens that waited for others, which will not come."""
+        decoded = self._decode(self._ids)
+        rest = decoded[_common(self._known, decoded) :]
+        self._read, self._known = len(self._ids), decoded
+        return rest
 
     def _take(self, ids: list[int]) -> None:
         """Holds the text of the window's last token, and of those that waited for it."""

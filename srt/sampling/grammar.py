@@ -95,13 +95,20 @@ class GrammarCompiler:
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, "srt-grammar")
-        return Grammar(self, source[1], self._executor, self._vocab_size)
+        reasoning = tuple(params.reasoning_tokens or ())
+        return Grammar(self, source[1], self._executor, self._vocab_size, reasoning)
 
     def matcher(self, grammar: str) -> "LLMatcher":
         """A parser at the beginning of a grammar that has been checked."""
         from llguidance import LLMatcher
 
         return LLMatcher(self._get_vocabulary(), grammar, log_level=0, limits=_make_limits())
+
+    def free_mask(self) -> TokenMask:
+        """All tokens but those that end an output."""
+        mask = np.ones(self._vocab_size, dtype=np.bool_)
+        mask[self._ends] = False
+        return mask
 
     def _check_request(self, name: str, params: SamplingParams) -> None:
         if params.ignore_eos:
@@ -136,11 +143,18 @@ class Grammar:
         source: The grammar.
         executor: Where the parser works.
         vocab_size: The length of a mask.
+        reasoning: Tokens that begin and end reasoning, or that end it (see `SamplingParams`).
     """
 
     def __init__(
-        self, compiler: GrammarCompiler, source: str, executor: ThreadPoolExecutor, vocab_size: int
+        self,
+        compiler: GrammarCompiler,
+        source: str,
+        executor: ThreadPoolExecutor,
+        vocab_size: int,
+        reasoning: Sequence[int] = (),
     ) -> None:
+        self._reasoning = tuple(reasoning)
         self._compiler = compiler
         self._source = source
         self._executor = executor
@@ -170,6 +184,25 @@ class Grammar:
         return pending[1].result()
 
     def _compute(self, output_ids: tuple[int, ...]) -> TokenMask:
+        start = self._start_of_structure(output_ids)
+        if start is None:
+            return self._compiler.free_mask()
+        mask = self._structured_mask(output_ids[start:])
+        if len(self._reasoning) == 2 and not output_ids:
+            mask = mask.copy()
+            mask[self._reasoning[0]] = True
+        return mask
+
+    def _start_of_structure(self, output_ids: tuple[int, ...]) -> int | None:
+        """How many tokens are reasoning; None while more are."""
+        if not self._reasoning:
+            return 0
+        *begin, end = self._reasoning
+        if begin and output_ids[:1] != (begin[0],):
+            return 0
+        return output_ids.index(end) + 1 if end in output_ids else None
+
+    def _structured_mask(self, output_ids: tuple[int, ...]) -> TokenMask:
         matcher = self._matcher
         if matcher is None:
             matcher = self._matcher = self._compiler.matcher(self._source)

@@ -93,6 +93,8 @@ class SamplingParams:
             text.
         ignore_eos: Generate on past the model's end-of-sequence tokens.
         skip_special_tokens: Leave special tokens out of the text.
+        shown_special_tokens: Those of them, by id, that stay in the text all the same, such as the
+            marks of tool calls.
         seed: Seed of this request's random numbers, from 0 to 2**64 - 1; each gives others. None
             takes fresh ones.
         return_logprob: Return the log-probability of each generated token. Log-probabilities are
@@ -104,6 +106,9 @@ class SamplingParams:
             "object"}` for any object.
         regex: Instead: a regular expression (Rust's syntax) that matches the whole output.
         grammar: Instead: a grammar, in the syntax of llguidance (Lark's) or of llama.cpp (GBNF).
+        reasoning_tokens: With one of these three: the output may first reason, which follows
+            nothing. The token that ends reasoning, where the prompt has begun it; or the tokens
+            that begin and end it, where the output may begin with the first.
 
     Raises:
         RequestError: A value out of range.
@@ -130,6 +135,8 @@ class SamplingParams:
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None
     grammar: str | None = None
+    shown_special_tokens: Sequence[int] | None = ()
+    reasoning_tokens: Sequence[int] | None = ()
 
     def __post_init__(self) -> None:
         checked = self.distribution()
@@ -151,7 +158,10 @@ class SamplingParams:
             expected = f"an integer from 0 to max_new_tokens ({self.max_new_tokens})"
             raise checks.refuse("min_new_tokens", expected, self.min_new_tokens)
         self._set("stop", checks.texts("stop", self.stop))
-        self._set("stop_token_ids", checks.token_ids("stop_token_ids", self.stop_token_ids))
+        for name in ("stop_token_ids", "shown_special_tokens", "reasoning_tokens"):
+            self._set(name, checks.token_ids(name, getattr(self, name)))
+        if len(self.reasoning_tokens or ()) > 2:
+            raise checks.refuse("reasoning_tokens", "one or two token ids", self.reasoning_tokens)
         for name in _FLAGS:
             self._set(name, checks.flag(name, getattr(self, name)))
         if self.seed is not None:

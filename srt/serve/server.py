@@ -18,7 +18,7 @@ import uvicorn
 from srt.configs.engine_config import EngineConfig
 from srt.entrypoints.model_files import ModelFiles
 from srt.errors import SrtError
-from srt.managers.special_tokens import special_token_texts
+from srt.managers.special_tokens import added_token_texts, special_token_texts
 from srt.serve.app import make_app
 from srt.serve.config import ServerConfig
 from srt.serve.engine.client import EngineClient
@@ -160,11 +160,13 @@ def _make_parsers(files: ModelFiles, config: ServerConfig) -> AnswerParsers:
     tokenizer = files.tokenizer
     template = "" if tokenizer is None else tokenizer.chat_template
     special = {} if tokenizer is None else special_token_texts(tokenizer)
+    added = {} if tokenizer is None else added_token_texts(tokenizer)
     return AnswerParsers(
         template if isinstance(template, str) else "",
         config.tool_call_parser,
         config.reasoning_parser,
-        list(special.values()),
+        {text: token for token, text in special.items()},
+        {text: token for token, text in added.items()},
     )
 
 

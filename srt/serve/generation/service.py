@@ -107,17 +107,8 @@ class GenerationService:
             params = replace(params, json_schema=choice.schema())
         await self._check(params)
         ids, text = await self._chat_prompt(call.messages, call.options)
-        skips = params.skip_special_tokens
-        uses_parser = call.separate_reasoning or choice.tools
-        if uses_parser and parsers.needs_special_tokens(choice):
-            params = replace(params, skip_special_tokens=False)
-
-        def make_parser() -> AnswerParser | None:
-            if not uses_parser:
-                return None
-            return parsers.make(choice, text, skip_special_tokens=skips)
-
-        return self._start([ids], params, call.max_tokens, call.n, "messages", make_parser)[0]
+        plan = parsers.plan(choice, text, params, separate_reasoning=call.separate_reasoning)
+        return self._start([ids], plan.params, call.max_tokens, call.n, "messages", plan.make)[0]
 
     async def complete(self, call: CompletionCall) -> list[PromptAnswers]:
         """Answers to each prompt.

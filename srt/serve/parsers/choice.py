@@ -1,9 +1,11 @@
 """Which parsers the answers of a model need, and what binds an answer to call a function."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from srt.sampling.sampling_params import SamplingParams
 from srt.serve.generation.answers import AnswerDelta
 from srt.serve.parsers.json_calls import (
     DeepSeekParser,
@@ -19,7 +21,6 @@ from srt.serve.parsers.reasoning import (
     ReasoningSplitter,
 )
 from srt.serve.parsers.tagged_calls import QwenCoderParser
-from srt.serve.parsers.text_reader import TextReader, Waiting
 from srt.serve.parsers.tool_calls import Tool, ToolCallParser
 
 # Names as vLLM and SGLang have them.
@@ -118,6 +119,20 @@ def _moved(schema: dict[str, Any], prefix: str, definitions: dict[str, Any]) -> 
     return result
 
 
+@dataclass(frozen=True)
+class ParserPlan:
+    """How one request's answers are generated and read.
+
+    Attributes:
+        params: The request's sampling parameters, so that the marks of calls and reasoning are in
+            the text, and what follows a schema may be reasoned about first.
+        make: Makes the parser of an answer; None where all of it is content.
+    """
+
+    params: SamplingParams
+    make: "Callable[[], ChatAnswerParser | None]"
+
+
 class AnswerParsers:
     """The parsers of a model's answers.
 
@@ -125,77 +140,97 @@ class AnswerParsers:
         template: The model's chat template, or nothing.
         tool_calls: One of TOOL_CALL_PARSER_CHOICES; `auto` looks at the template.
         reasoning: One of REASONING_PARSER_CHOICES, likewise.
-        special_tokens: Texts of the tokenizer's special tokens.
+        special_tokens: The tokenizer's special tokens, which texts leave out, by text.
+        added_tokens: Its other added tokens, by text.
     """
 
     def __init__(
-        self, template: str, tool_calls: str, reasoning: str, special_tokens: Sequence[str]
+        self,
+        template: str,
+        tool_calls: str,
+        reasoning: str,
+        special_tokens: Mapping[str, int],
+        added_tokens: Mapping[str, int],
     ) -> None:
         name = _guess_tool_calls(template) if tool_calls == AUTO else tool_calls
         self.tool_call_parser = None if name in (None, NONE) else TOOL_CALL_PARSERS[str(name)]
         form = _guess_reasoning(template) if reasoning == AUTO else reasoning
         self.reasoning = None if form in (None, NONE) else REASONING_FORMATS[str(form)]
-        self._special_tokens = frozenset(special_tokens)
+        self._special_tokens = special_tokens
+        self._tokens = {**added_tokens, **special_tokens}
 
-    def needs_special_tokens(self, choice: ToolChoice) -> bool:
-        """Whether the text of answers must have its special tokens, since marks are among them."""
-        return not self._special_tokens.isdisjoint(self._marks(choice))
-
-    def make(
-        self, choice: ToolChoice, prompt: str, *, skip_special_tokens: bool
-    ) -> "ChatAnswerParser | None":
-        """A parser for one answer; None where all of it is content.
+    def plan(
+        self, choice: ToolChoice, prompt: str, params: SamplingParams, *, separate_reasoning: bool
+    ) -> ParserPlan:
+        """How the answers to a request are generated and read.
 
         Args:
-            choice: What it may call.
-            prompt: The text of the prompt.
-            skip_special_tokens: Leave those out that are no marks.
+            choice: What they may call. If they must, `params` already has its schema.
+            prompt: The text of the prompt, which tells whether an answer begins inside reasoning.
+            params: How tokens are chosen.
+            separate_reasoning: Whether reasoning is told from content; it is content otherwise.
         """
-        calls: ToolCallParser | None = None
+        reasoning = self.reasoning
+        begins_inside = reasoning is not None and prompt.rstrip().endswith(reasoning.begin)
+        if reasoning is not None and params.is_structured:
+            tokens = self._reasoning_tokens(reasoning, begins_inside)
+            params = replace(params, reasoning_tokens=tokens)
+            if not tokens:  # it is bound from its first token on
+                reasoning = None
+        marks: set[str] = set()
+        parser: Callable[[], ToolCallParser] | None = None
         most = None if choice.parallel else 1
         if choice.is_forced:
-            calls = ForcedCallsParser(choice.tools, most)
+            parser = partial(ForcedCallsParser, choice.tools, most)
         elif choice.tools and self.tool_call_parser is not None:
-            calls = self.tool_call_parser(choice.tools, most)
-        splitter = None
-        if self.reasoning is not None and not choice.is_forced:
-            inside = prompt.rstrip().endswith(self.reasoning.begin)
-            splitter = ReasoningSplitter(self.reasoning, begins_inside=inside)
-        if calls is None and splitter is None:
-            return None
-        hidden: Sequence[str] = ()
-        if skip_special_tokens and self.needs_special_tokens(choice):
-            hidden = sorted(self._special_tokens)
-        return ChatAnswerParser(splitter, calls, hidden)
+            marks.update(self.tool_call_parser.markers)
+            parser = partial(self.tool_call_parser, choice.tools, most)
+        if reasoning is not None and (separate_reasoning or parser is not None):
+            marks |= {reasoning.begin, reasoning.end}
+        shown = [token for text, token in self._special_tokens.items() if text in marks]
+        if shown:
+            params = replace(params, shown_special_tokens=sorted(shown))
 
-    def _marks(self, choice: ToolChoice) -> set[str]:
-        marks: set[str] = set()
-        if choice.tools and not choice.is_forced and self.tool_call_parser is not None:
-            marks |= {*self.tool_call_parser.markers}
-        if self.reasoning is not None:
-            marks |= {self.reasoning.begin, self.reasoning.end}
-        return marks
+        def make() -> ChatAnswerParser | None:
+            splitter = None
+            if reasoning is not None and (separate_reasoning or parser is not None):
+                splitter = ReasoningSplitter(
+                    reasoning, begins_inside=begins_inside, verbatim=not separate_reasoning
+                )
+            if splitter is None and parser is None:
+                return None
+            calls = None if parser is None else parser()
+            return ChatAnswerParser(splitter, calls, separate_reasoning=separate_reasoning)
+
+        return ParserPlan(params, make)
+
+    def _reasoning_tokens(self, form: ReasoningFormat, begins_inside: bool) -> tuple[int, ...]:
+        """For :class:`SamplingParams`; none where a mark is not one token."""
+        marks = (form.end,) if begins_inside else (form.begin, form.end)
+        tokens = [self._tokens[mark] for mark in marks if mark in self._tokens]
+        return tuple(tokens) if len(tokens) == len(marks) else ()
 
 
 class ChatAnswerParser:
-    """Reasoning, then content and calls; special tokens that are no marks are left out.
+    """Reasoning, then content and calls.
 
     Args:
         reasoning: Splits reasoning off, or None.
         calls: Finds tool calls, or None.
-        hidden: Texts of special tokens to leave out of content and reasoning.
+        separate_reasoning: Whether reasoning is passed on as such, or as content. Calls are not
+            looked for in it either way.
     """
 
     def __init__(
         self,
         reasoning: ReasoningSplitter | None,
         calls: ToolCallParser | None,
-        hidden: Sequence[str] = (),
+        *,
+        separate_reasoning: bool = True,
     ) -> None:
         self._reasoning = reasoning
         self._calls = calls
-        self._content = _Remover(hidden)
-        self._thoughts = _Remover(hidden)
+        self._is_separate = separate_reasoning
 
     @property
     def has_tool_calls(self) -> bool:
@@ -204,85 +239,38 @@ class ChatAnswerParser:
 
     def feed(self, text: str) -> list[AnswerDelta]:
         """Takes what the model wrote next; returns what is certain by now."""
-        deltas: list[AnswerDelta] = []
-        if self._reasoning is not None:
-            deltas += self._reasoning.feed(text)
-            text = "".join(self._reasoning.rest)
-            self._reasoning.rest.clear()
-        deltas += self._after_reasoning(text)
-        return self._without_hidden(deltas)
+        if self._reasoning is None:
+            return self._after_reasoning(text)
+        return self._split(self._reasoning.feed(text))
 
     def finish(self) -> list[AnswerDelta]:
         """The rest, when the text has ended."""
-        deltas: list[AnswerDelta] = []
-        if self._reasoning is not None:
-            deltas += self._reasoning.finish()
-            deltas += self._after_reasoning("".join(self._reasoning.rest))
-            self._reasoning.rest.clear()
-        if self._calls is not None:
-            deltas += self._calls.finish()
-        deltas = self._without_hidden(deltas)
-        thoughts, content = self._thoughts.finish(), self._content.finish()
-        if thoughts:
-            deltas.append(AnswerDelta(reasoning=thoughts))
-        if content:
-            deltas.append(AnswerDelta(content=content))
-        return deltas
+        deltas = [] if self._reasoning is None else self._split(self._reasoning.finish())
+        return deltas if self._calls is None else deltas + self._calls.finish()
+
+    def _split(self, deltas: list[AnswerDelta]) -> list[AnswerDelta]:
+        assert self._reasoning is not None
+        if not self._is_separate:
+            deltas = [AnswerDelta(content=delta.reasoning) for delta in deltas]
+        rest = "".join(self._reasoning.rest)
+        self._reasoning.rest.clear()
+        return deltas + self._after_reasoning(rest)
 
     def _after_reasoning(self, text: str) -> list[AnswerDelta]:
         if self._calls is not None:
             return self._calls.feed(text) if text else []
         return [AnswerDelta(content=text)] if text else []
 
-    def _without_hidden(self, deltas: list[AnswerDelta]) -> list[AnswerDelta]:
-        result = []
-        for delta in deltas:
-            content = self._content.feed(delta.content)
-            thoughts = self._thoughts.feed(delta.reasoning)
-            if content or thoughts or delta.tool_calls:
-                result.append(AnswerDelta(content, thoughts, delta.tool_calls))
-        return result
-
-
-class _Remover:
-    """Leaves some texts out of a text that comes in pieces."""
-
-    def __init__(self, hidden: Sequence[str]) -> None:
-        self._hidden = hidden
-        self._reader = TextReader()
-        self._out: list[str] = []
-        self._run = self._remove()
-        next(self._run, None)
-
-    def feed(self, text: str) -> str:
-        if not self._hidden:
-            return text
-        self._reader.feed(text)
-        return self._advance()
-
-    def finish(self) -> str:
-        self._reader.complete()
-        return self._advance()
-
-    def _advance(self) -> str:
-        next(self._run, None)
-        text = "".join(self._out)
-        self._out.clear()
-        return text
-
-    def _remove(self) -> Waiting[None]:
-        while (yield from self._reader.until(self._hidden, self._out.append)) is not None:
-            pass
-
 
 _Guess = tuple[Callable[[str], bool], str]
 # What a template says, the most telling first.
 _TOOL_CALL_GUESSES: tuple[_Guess, ...] = (
+    (lambda text: "<arg_key>" in text, NONE),  # GLM's, which nothing here reads
     (lambda text: "<tool_call>" in text and "<function=" in text, "qwen3_coder"),
     (lambda text: "<tool_call>" in text, "hermes"),
     (lambda text: "[TOOL_CALLS]" in text, "mistral"),
     (lambda text: "<｜tool▁call▁begin｜>" in text, "deepseek_v3"),
-    (lambda text: "<|python_tag|>" in text or '"parameters"' in text, "llama3_json"),
+    (lambda text: '{"name": ' in text and '"parameters": ' in text, "llama3_json"),
 )
 
 

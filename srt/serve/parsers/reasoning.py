@@ -25,18 +25,22 @@ MISTRAL_THINK = ReasoningFormat("[THINK]", "[/THINK]")
 
 class ReasoningSplitter:
     """Splits a text into its reasoning and the rest. White space around the marks belongs to
-    neither.
+    neither. Reasoning that does not end has no rest.
 
     Args:
         form: How reasoning is marked.
         begins_inside: The prompt ends with the mark of its beginning.
+        verbatim: Reasoning is what was written, with its marks and all white space.
 
     Attributes:
         rest: Text after the reasoning that has come since it was last taken.
     """
 
-    def __init__(self, form: ReasoningFormat, *, begins_inside: bool) -> None:
+    def __init__(
+        self, form: ReasoningFormat, *, begins_inside: bool, verbatim: bool = False
+    ) -> None:
         self._form = form
+        self._is_verbatim = verbatim
         self._begins_inside = begins_inside
         self._reader = TextReader()
         self._reasoning: list[str] = []
@@ -67,8 +71,10 @@ class ReasoningSplitter:
         is_inside = yield from reader.literal(form.begin)
         if is_inside or self._begins_inside:
             yield from reader.skip_space()
-            yield from reader.until((form.end,), self._add)
-            yield from reader.skip_space()
+            self._add_mark(reader.taken)
+            end = yield from reader.until((form.end,), self._add)
+            space = yield from reader.skip_space()
+            self._add_mark((end or "") + space)
         else:
             self.rest.append(reader.taken)
         while True:
@@ -76,8 +82,12 @@ class ReasoningSplitter:
             if not (yield from reader.more()):
                 return
 
+    def _add_mark(self, text: str) -> None:
+        if self._is_verbatim and text:
+            self._reasoning.append(text)
+
     def _add(self, text: str) -> None:
-        if text.isspace():
+        if text.isspace() and not self._is_verbatim:
             self._space += text
         else:
             self._reasoning.append(self._space + text)

@@ -3,12 +3,14 @@
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from srt.sampling.sampling_params import SamplingParams
 from srt.serve.generation.answers import AnswerDelta
 from srt.serve.parsers.choice import AnswerParsers, ChatAnswerParser, ToolChoice
 from srt.serve.parsers.json_calls import (
@@ -18,7 +20,6 @@ from srt.serve.parsers.json_calls import (
     Llama3Parser,
     MistralParser,
 )
-from srt.serve.parsers.reasoning import THINK, ReasoningSplitter
 from srt.serve.parsers.tagged_calls import QwenCoderParser
 from srt.serve.parsers.tool_calls import Tool, ToolCallParser
 from srt.test.ci_register import register_cpu_ci
@@ -244,25 +245,8 @@ def read(parser: ChatAnswerParser, pieces: Sequence[str]) -> tuple[str, str, lis
     return reasoning, "".join(delta.content for delta in deltas), join(deltas)
 
 
-REASONED = [
-    ("<think>\nHm, 1 < 2.\n</think>\n\nYes.", False, ("Hm, 1 < 2.", "Yes.")),
-    ("Hm.\n\nSo.</think>Yes.", True, ("Hm.\n\nSo.", "Yes.")),
-    ("<think>\n\n</think>\n\nYes. ", False, ("", "Yes. ")),
-    ("never ends", True, ("never ends", "")),
-    ("No <think> at the start.", False, ("", "No <think> at the start.")),
-    ("  Yes.", False, ("", "  Yes.")),
-]
-
-
-@pytest.mark.parametrize(("text", "inside", "expected"), REASONED)
-def test_reasoning_is_told_from_content(text: str, inside: bool, expected: tuple[str, str]) -> None:
-    for pieces in ([text], list(text), [text[:9], text[9:]]):
-        splitter = ReasoningSplitter(THINK, begins_inside=inside)
-        assert read(ChatAnswerParser(splitter, None), pieces) == (*expected, [])
-
-
-def make_parsers(template: str, special: Sequence[str] = ()) -> AnswerParsers:
-    return AnswerParsers(template, "auto", "auto", special)
+def make_parsers(template: str, special: Mapping[str, int] | None = None) -> AnswerParsers:
+    return AnswerParsers(template, "auto", "auto", special or {}, {})
 
 
 @pytest.mark.parametrize(
@@ -273,6 +257,8 @@ def make_parsers(template: str, special: Sequence[str] = ()) -> AnswerParsers:
         ("{% if tools %}[TOOL_CALLS]", MistralParser, False),
         ("{{ tools }}<｜tool▁call▁begin｜></think>", DeepSeekParser, True),
         ('{{ tools }}{"name": x, "parameters": y}', Llama3Parser, False),
+        ("{{ tools }}<tool_call>{name}<arg_key>", None, False),
+        ('{{ tools }}"tool_name": x, "parameters": y', None, False),
         ("{{ messages }}", None, False),
         ("", None, False),
     ],
@@ -285,29 +271,23 @@ def test_parsers_are_chosen_by_the_template(
     assert (parsers.reasoning is not None) == reasons
 
 
-def test_special_tokens_that_are_marks_are_read_and_others_left_out() -> None:
-    parsers = make_parsers("{{ tools }}[TOOL_CALLS]", ["[TOOL_CALLS]", "[ARGS]", "<s>", "[INST]"])
-    choice = ToolChoice(TOOLS)
-    assert parsers.needs_special_tokens(choice)
-    assert not parsers.needs_special_tokens(ToolChoice())
-    text = "<s>One [INST] two[TOOL_CALLS]add[ARGS]{}"
+def test_marks_that_are_special_tokens_stay_in_the_text_and_others_do_not() -> None:
+    special = {"[TOOL_CALLS]": 5, "[ARGS]": 3, "<s>": 1, "[INST]": 4}
+    parsers = make_parsers("{{ tools }}[TOOL_CALLS]", special)
+    params = SamplingParams(seed=1)
+    plan = parsers.plan(ToolChoice(TOOLS), "", params, separate_reasoning=True)
+    assert plan.params == replace(params, shown_special_tokens=(3, 5))
+    nothing = parsers.plan(ToolChoice(), "", params, separate_reasoning=True)
+    assert nothing.params == params
+    assert nothing.make() is None
+    forced = ToolChoice(TOOLS, required=True)
+    assert parsers.plan(forced, "", params, separate_reasoning=True).params == params
+    # What is written in letters is text: <s> is HTML, too.
+    text = "<s>One</s> two[TOOL_CALLS]add[ARGS]{}"
     for pieces in ([text], list(text)):
-        parser = parsers.make(choice, "", skip_special_tokens=True)
+        parser = plan.make()
         assert parser is not None
-        assert read(parser, pieces) == ("", "One  two", [("add", "{}")])
-    parser = parsers.make(choice, "", skip_special_tokens=False)
-    assert parser is not None
-    assert read(parser, [text]) == ("", "<s>One [INST] two", [("add", "{}")])
-
-
-def test_reasoning_before_calls() -> None:
-    parsers = make_parsers("{% if tools %}<tool_call>{% endif %}<think>")
-    text = 'Hm.</think>\n\nYes.\n<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    for pieces in ([text], list(text)):
-        parser = parsers.make(ToolChoice(TOOLS), "a<think>\n", skip_special_tokens=True)
-        assert parser is not None
-        assert read(parser, pieces) == ("Hm.", "Yes.", [("add", "{}")])
-        assert parser.has_tool_calls
+        assert read(parser, pieces) == ("", "<s>One</s> two", [("add", "{}")])
 
 
 def test_the_schema_of_a_forced_call_has_each_functions_definitions() -> None:

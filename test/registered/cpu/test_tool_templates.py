@@ -139,7 +139,7 @@ def render(template: str, messages: Sequence[Any], **options: Any) -> str:
 
 def read_back(template: str, text: str) -> tuple[str, list[Any]]:
     """Content and calls that the parser which the template chooses reads, letter by letter."""
-    parsers = AnswerParsers(template, "auto", "none", [])
+    parsers = AnswerParsers(template, "auto", "none", {}, {})
     assert parsers.tool_call_parser is not None
     tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
     parser = parsers.tool_call_parser({n: Tool(n, p) for n, p in tools.items()})
@@ -179,7 +179,7 @@ def test_what_a_template_writes_of_calls_its_parser_reads(name: str, content: st
 
 def test_each_template_chooses_its_parser() -> None:
     for name, template in TEMPLATES.items():
-        chosen = AnswerParsers(template, "auto", "auto", []).tool_call_parser
+        chosen = AnswerParsers(template, "auto", "auto", {}, {}).tool_call_parser
         assert chosen is TOOL_CALL_PARSERS[name.partition(",")[0]]
 
 

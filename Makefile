@@ -31,7 +31,7 @@ export PROMPT
 # Two pips in one environment get in each other's way; the kernels' build is parallel by itself.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-model test test-cpp test-python lint format bench bench-load env kernels clean distclean FORCE
+.PHONY: help demo serve demo-model test test-cpp test-python lint format bench bench-load env kernels clean distclean FORCE
 
 help: ## show this help
 	@echo 'make TARGET [PYTHON=python3] [VENV=.venv] [TORCH=torch==2.13.0]'
@@ -39,6 +39,9 @@ help: ## show this help
 
 demo: demo-model ## build everything, get the demo model and answer a question with it (PROMPT=...)
 	@"$(BIN)/srt" generate --model $(DEMO_MODEL) --prompt "$$PROMPT"
+
+serve: demo-model ## build everything, get the demo model and serve it at http://127.0.0.1:30000 (SERVE_ARGS=...)
+	@"$(BIN)/srt" serve --model $(DEMO_MODEL) $(SERVE_ARGS)
 
 demo-model: $(DEMO)/.stamp ## only write the demo model to .demo/
 	@:

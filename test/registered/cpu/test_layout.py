@@ -156,6 +156,8 @@ def test_the_wheel_has_the_product_no_tests_and_what_it_imports(tmp_path: Path) 
     modules = {module_name(Path(n), Path()) for n in names if n.endswith(".py")}
     assert modules == PRODUCT.keys()
     assert "srt/py.typed" in names
+    page = {file.relative_to(ROOT).as_posix() for file in (ROOT / "srt/serve/page").iterdir()}
+    assert "srt/serve/page/index.html" in page <= {*names}
     lines = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
     required = {r.name for r in map(Requirement, lines) if r.marker is None}
     others = set[str]().union(*PRODUCT.values()) - PRODUCT.keys() - sys.stdlib_module_names

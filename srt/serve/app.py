@@ -13,7 +13,7 @@ from srt.serve.error_shapes import error_response
 from srt.serve.errors import ApiError
 from srt.serve.generation.service import GenerationService
 from srt.serve.generation.token_texts import TokenTexts
-from srt.serve.openai import chat, completions, models, tokens
+from srt.serve.openai import chat, completions, models, responses, tokens
 from srt.serve.state import ServerState
 from srt.version import __version__
 
@@ -34,6 +34,7 @@ def make_app(state: ServerState) -> FastAPI:
     service = GenerationService(state)
     app.include_router(chat.make_router(state, service, texts))
     app.include_router(completions.make_router(state, service, texts))
+    app.include_router(responses.make_router(state, service, texts))
     app.include_router(messages.make_router(state, service))
     app.include_router(models.make_router(state))
     app.include_router(tokens.make_router(state, service, texts))

@@ -85,6 +85,12 @@ def encode_json(value: Any) -> bytes:
     return text.encode("utf-8", "replace")
 
 
+def named_event(value: dict[str, Any]) -> bytes:
+    """A server-sent event that is named as its type."""
+    name: str = value["type"]
+    return f"event: {name}\ndata: ".encode() + encode_json(value) + b"\n\n"
+
+
 class EventStream(Response):
     """Server-sent events. The work behind them ends as soon as the client goes.
 

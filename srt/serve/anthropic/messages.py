@@ -16,13 +16,13 @@ from srt.serve.anthropic.conversation import (
 )
 from srt.serve.anthropic.message_writer import MessageWriter
 from srt.serve.anthropic.schema import CountTokensRequest, MessagesRequest
-from srt.serve.anthropic.shapes import error_body, event, request_id
+from srt.serve.anthropic.shapes import error_body, request_id
 from srt.serve.errors import ApiError
 from srt.serve.generation.answer_stream import merge_answers
 from srt.serve.generation.answers import AnswerEvent
 from srt.serve.generation.heartbeat import with_heartbeats
 from srt.serve.generation.service import ChatCall, GenerationService
-from srt.serve.http_io import EventStream, encode_json, read_body, unless_gone
+from srt.serve.http_io import EventStream, encode_json, named_event, read_body, unless_gone
 from srt.serve.openai.fields import SamplingFields, check_model
 from srt.serve.state import ServerState
 
@@ -59,7 +59,7 @@ def make_router(state: ServerState, service: GenerationService) -> APIRouter:
         name = request_id(request)
         if body.stream:
             return EventStream(
-                _stream(events, writer), lambda error: event(error_body(error, name))
+                _stream(events, writer), lambda error: named_event(error_body(error, name))
             )
         for _, one in await unless_gone(request, events):
             writer.write(one)
@@ -99,9 +99,9 @@ async def _stream(
     beats = with_heartbeats(events)
     try:
         for one in writer.begin():
-            yield event(one)
+            yield named_event(one)
         async for given in beats:
             for one in [_PING] if given is None else writer.write(given[1]):
-                yield event(one)
+                yield named_event(one)
     finally:
         await beats.aclose()  # type: ignore[attr-defined]

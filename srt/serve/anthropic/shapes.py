@@ -1,11 +1,10 @@
-"""Anthropic's shapes of errors and of server-sent events."""
+"""Anthropic's shapes of errors."""
 
 from typing import Any
 
 from starlette.requests import Request
 
 from srt.serve.errors import ApiError
-from srt.serve.http_io import encode_json
 
 # Paths whose errors have Anthropic's shape.
 PATHS = ("/v1/messages",)
@@ -40,9 +39,3 @@ def error_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]
         "error": {"type": _TYPES.get(error.status, kind), "message": error.message},
         "request_id": request_id,
     }
-
-
-def event(value: dict[str, Any]) -> bytes:
-    """A server-sent event, named as its type."""
-    name: str = value["type"]
-    return f"event: {name}\ndata: ".encode() + encode_json(value) + b"\n\n"

@@ -48,6 +48,10 @@ TOOL_CALL_PARSER_CHOICES = (AUTO, NONE, *TOOL_CALL_PARSERS)
 REASONING_PARSER_CHOICES = (AUTO, NONE, *REASONING_FORMATS)
 
 
+# A function whose parameters are not given has none, as in OpenAI's API.
+_NO_PARAMETERS: dict[str, Any] = {"properties": {}, "additionalProperties": False}
+
+
 @dataclass(frozen=True)
 class ToolChoice:
     """Which functions an answer may call, and whether it must.
@@ -79,7 +83,8 @@ class ToolChoice:
         definitions: dict[str, Any] = {}
         calls: list[dict[str, Any]] = []
         for name in names:
-            parameters = dict(self.tools[name].parameters) or {"type": "object"}
+            parameters = dict(self.tools[name].parameters) or _NO_PARAMETERS
+            parameters = {"type": "object", **parameters}
             parameters = _moved(parameters, f"{len(calls)}_", definitions)
             calls.append(
                 {

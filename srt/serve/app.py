@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from srt.serve import page_routes
+from srt.serve import metrics, page_routes
 from srt.serve.anthropic import messages
 from srt.serve.engine.client import EngineState
 from srt.serve.error_shapes import error_response
@@ -36,6 +36,7 @@ def make_app(state: ServerState) -> FastAPI:
     app.include_router(completions.make_router(state, service, texts))
     app.include_router(responses.make_router(state, service, texts))
     app.include_router(messages.make_router(state, service))
+    app.include_router(metrics.make_router(state.metrics))
     app.include_router(models.make_router(state))
     app.include_router(tokens.make_router(state, service, texts))
     app.include_router(page_routes.make_router())

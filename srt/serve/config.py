@@ -55,6 +55,7 @@ class ServerConfig:
     )
     api_key: tuple[str, ...] | None = field(
         default=None,
+        repr=False,
         metadata=about(
             "key that clients must give; may be repeated. Other users of the machine can read it "
             "in the list of processes: rather set SRT_API_KEY or give {api_key_file}",
@@ -130,6 +131,75 @@ class ServerConfig:
             option.one_of(REASONING_PARSER_CHOICES),
             choices=REASONING_PARSER_CHOICES,
             flag=Flag(("--reasoning-parser",), "server"),
+        ),
+    )
+    allow_origin: tuple[str, ...] | None = field(
+        default=None,
+        metadata=about(
+            "site whose pages may use the server from a browser, such as https://chat.example; may "
+            "be repeated, * is every site",
+            option.texts,
+            unset="none but its own",
+            flag=Flag(("--allow-origin",), "server", "ORIGIN"),
+        ),
+    )
+    allowed_host: tuple[str, ...] | None = field(
+        default=None,
+        metadata=about(
+            "name by which clients may reach the server (their Host header); may be repeated, * is "
+            "every name",
+            option.texts,
+            unset="every name; without keys at a loopback address those of this machine",
+            flag=Flag(("--allowed-host",), "server", "NAME"),
+        ),
+    )
+    max_body_bytes: int = field(
+        default=8 << 20,
+        metadata=about(
+            "longest body of a request",
+            option.integer(),
+            flag=Flag(("--max-body-bytes",), "server", "BYTES"),
+        ),
+    )
+    max_connections: int = field(
+        default=1024,
+        metadata=about(
+            "most connections at a time; further ones are told to come again (status 503)",
+            option.integer(),
+            flag=Flag(("--max-connections",), "server", "N"),
+        ),
+    )
+    receive_timeout: float = field(
+        default=30.0,
+        metadata=about(
+            "seconds for the head of a request, and for each 64 KiB of its body",
+            option.seconds,
+            flag=Flag(("--receive-timeout",), "server", "SECONDS"),
+        ),
+    )
+    send_timeout: float = field(
+        default=60.0,
+        metadata=about(
+            "seconds that a client may leave an answer unread; its request is ended then",
+            option.seconds,
+            flag=Flag(("--send-timeout",), "server", "SECONDS"),
+        ),
+    )
+    keep_alive_timeout: int = field(
+        default=75,
+        metadata=about(
+            "seconds that a connection may wait for its next request",
+            option.integer(),
+            flag=Flag(("--keep-alive-timeout",), "server", "SECONDS"),
+        ),
+    )
+    log_format: str = field(
+        default="text",
+        metadata=about(
+            "how lines of the log are written",
+            option.one_of(("text", "json")),
+            choices=("text", "json"),
+            flag=Flag(("--log-format",), "server"),
         ),
     )
     log_requests: bool = field(

@@ -5,11 +5,13 @@ import contextlib
 import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,19 @@ from srt.serve.app import make_app
 from srt.serve.config import ServerConfig
 from srt.serve.engine.client import EngineClient
 from srt.serve.engine.protocol import EngineFacts
+from srt.serve.logs import server_log
+from srt.serve.metrics import ServerMetrics
+from srt.serve.middleware.auth import load_keys
+from srt.serve.middleware.connections import BoundedProtocol, ConnectionLimits
+from srt.serve.middleware.origins import is_loopback
+from srt.serve.middleware.stack import protect
 from srt.serve.parsers.choice import AnswerParsers
 from srt.serve.state import ServerState
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+_OTHER_FILES = 128
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds for answers to be written once their requests have ended.
 _FLUSH_SECONDS = 5
@@ -40,15 +49,29 @@ def run_server(config: ServerConfig, engine_config: EngineConfig) -> int:
     Raises:
         SrtError: The address, the certificate or the model cannot be used.
     """
-    _check_certificate(config)
-    with _listen(config) as listening:
-        return asyncio.run(_Server(config, engine_config, listening).run())
+    metrics = ServerMetrics()
+    with server_log(config.log_format, metrics.dropped_log_lines.inc):
+        keys = load_keys(config, os.environ)
+        if not keys and not is_loopback(config.host):
+            logger.warning("no API key is set: all who reach %s may use the model", config.host)
+        _check_certificate(config)
+        _allow_connections(config.max_connections)
+        with _listen(config) as listening:
+            server = _Server(config, engine_config, listening, keys, metrics)
+            return asyncio.run(server.run())
 
 
 class _Server:
     def __init__(
-        self, config: ServerConfig, engine_config: EngineConfig, listening: socket.socket
+        self,
+        config: ServerConfig,
+        engine_config: EngineConfig,
+        listening: socket.socket,
+        keys: tuple[str, ...],
+        metrics: ServerMetrics,
     ) -> None:
+        self._keys = keys
+        self._metrics = metrics
         self._config = config
         self._engine_config = engine_config
         self._listening = listening
@@ -64,6 +87,7 @@ class _Server:
             self._engine_config,
             max_queued_requests=self._config.max_queued_requests,
             request_timeout=self._config.request_timeout,
+            metrics=self._metrics,
         )
         starting = asyncio.ensure_future(self._start(engine))
         try:
@@ -94,14 +118,25 @@ class _Server:
             engine=engine,
             model_names=tuple(names),
             started_at=int(time.time()),
+            metrics=self._metrics,
         ), facts
 
     async def _serve(self, state: ServerState, facts: EngineFacts) -> int:
         assert self._signal is not None
         config = self._config
+        limits = ConnectionLimits(
+            max_connections=config.max_connections,
+            receive_timeout=config.receive_timeout,
+            send_timeout=config.send_timeout,
+            on_refused=self._metrics.count_refused,
+        )
+        app = protect(make_app(state), config, self._keys, self._metrics, state.model_name)
         server = uvicorn.Server(
             uvicorn.Config(
-                make_app(state),
+                app,
+                http=partial(BoundedProtocol, limits=limits),  # type: ignore[arg-type]
+                ws="none",
+                timeout_keep_alive=config.keep_alive_timeout,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -172,6 +207,22 @@ def _make_parsers(files: ModelFiles, config: ServerConfig) -> AnswerParsers:
 
 async def _first(*futures: "asyncio.Future[Any]") -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _allow_connections(count: int) -> None:
+    """Raises this process's limit of open files, if that is what would limit connections."""
+    needed = count + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < needed:
+            logger.warning(
+                "%d connections need %d open files, of which the system allows %d",
+                count,
+                needed,
+                allowed,
+            )
 
 
 @contextlib.contextmanager

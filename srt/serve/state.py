@@ -1,11 +1,12 @@
 """What the handlers of requests work with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from srt.configs.engine_config import EngineConfig
 from srt.entrypoints.model_files import ModelFiles
 from srt.serve.config import ServerConfig
 from srt.serve.engine.client import EngineClient
+from srt.serve.metrics import EngineReading, ServerMetrics
 from srt.serve.parsers.choice import AnswerParsers
 from srt.version import __version__
 
@@ -24,6 +25,7 @@ class ServerState:
         model_names: Names of the model; answers have the first.
         started_at: When the server was started, in seconds since 1970.
         is_draining: Whether it takes no more requests, since it is about to end.
+        metrics: What is counted and timed.
     """
 
     config: ServerConfig
@@ -34,6 +36,14 @@ class ServerState:
     model_names: tuple[str, ...]
     started_at: int
     is_draining: bool = False
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+
+    def __post_init__(self) -> None:
+        self.metrics.watch_engine(self._read_engine)
+
+    def _read_engine(self) -> EngineReading:
+        engine = self.engine
+        return self.model_name, engine.stats, engine.facts, engine.num_queued, engine.restarts
 
     @property
     def model_name(self) -> str:

@@ -21,6 +21,7 @@ from srt.serve.engine.child import Child
 from srt.serve.engine.generations import Generation, GenerationEnd, GenerationPiece
 from srt.serve.engine.protocol import EngineFacts, EngineStats, add_message, decode_chunk
 from srt.serve.errors import ApiError
+from srt.serve.metrics import GenerationObserver, ServerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class EngineClient:
         config: The engine's options.
         max_queued_requests: Most requests that wait to begin; further ones are refused.
         request_timeout: Seconds after which a request is ended, or None.
+        metrics: Told of each request; None for nobody.
 
     Attributes:
         state: What its process is doing.
@@ -63,8 +65,10 @@ class EngineClient:
         *,
         max_queued_requests: int,
         request_timeout: float | None = None,
+        metrics: ServerMetrics | None = None,
     ) -> None:
         self._config = config
+        self._metrics = ServerMetrics() if metrics is None else metrics
         self._max_queued = max_queued_requests
         self._timeout = request_timeout
         self._child: Child | None = None
@@ -156,7 +160,9 @@ class EngineClient:
         generations: list[Generation] = []
         for ids, params in requests:
             rid = str(next(self._numbers))
-            generation = _EngineGeneration(rid, self._abort, self._timeout)
+            generation = _EngineGeneration(
+                rid, self._abort, self._timeout, self._metrics.observe_generation()
+            )
             self._open[rid] = generation
             child.send(add_message(rid, params), np.asarray(ids, dtype=np.int32))
             generations.append(generation)
@@ -264,8 +270,15 @@ class _EngineGeneration(Generation):
     its own text and tokens.
     """
 
-    def __init__(self, rid: str, abort: Callable[[str], None], timeout: float | None) -> None:
+    def __init__(
+        self,
+        rid: str,
+        abort: Callable[[str], None],
+        timeout: float | None,
+        observer: GenerationObserver,
+    ) -> None:
         self._rid = rid
+        self._observer = observer
         self._on_abort = abort
         self._unread: deque[GenerationPiece] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -285,7 +298,10 @@ class _EngineGeneration(Generation):
     def put(self, piece: GenerationPiece) -> None:
         """Takes what came."""
         self._unread.append(piece)
+        if piece.token_ids:
+            self._observer.on_tokens()
         if piece.end is not None:
+            self._observer.on_end(piece.end)
             self._end()
         self._wake()
 
@@ -293,6 +309,7 @@ class _EngineGeneration(Generation):
         """Ends it; what came before can still be read."""
         if self._error is None:
             self._error = error
+            self._observer.on_error(error.code)
         self._end()
         self._wake()
 

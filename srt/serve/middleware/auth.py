@@ -14,15 +14,15 @@ from srt.errors import OptionError
 from srt.serve.config import ServerConfig
 from srt.serve.errors import ApiError
 from srt.serve.middleware.refusals import refuse
+from srt.serve.page_routes import page_paths
 
 logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "SRT_API_KEY"
 # Larger than any list of keys; a device that never ends is no such file.
 _MAX_KEY_FILE = 1 << 20
-# What probes ask, and a page that holds nothing but the form to give a key.
-_OPEN_PATHS = frozenset({"/health", "/ready", "/", "/favicon.ico"})
-_OPEN_PREFIX = "/page/"
+# What probes ask.
+_OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
 def load_keys(config: ServerConfig, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -91,11 +91,13 @@ class Authentication:
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
+        # The page's files are the same everywhere, and ask for a key themselves.
+        self._open = _OPEN_PATHS | page_paths()
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        is_open = path in _OPEN_PATHS or path.startswith(_OPEN_PREFIX)
+        is_open = path in self._open
         if (is_open and scope["method"] in ("GET", "HEAD")) or self._is_known(scope):
             await self._app(scope, receive, send)
             return

@@ -105,13 +105,15 @@ def test_refusals_have_the_shape_of_the_api() -> None:
     assert answer.json()["request_id"] == answer.headers["request-id"]
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/", "/page/app.js"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/", "/api.js"])
 def test_what_is_open_with_keys(path: str) -> None:
     assert request("GET", path, keys=(KEY,)).status_code == 200
     assert request("POST", path, keys=(KEY,), headers=JSON).status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/version", "/openapi.json", "/page", "/v1/models"])
+@pytest.mark.parametrize(
+    "path", ["/metrics", "/version", "/openapi.json", "/favicon.ico", "/v1/models"]
+)
 def test_what_is_closed_with_keys(path: str) -> None:
     assert request("GET", path, keys=(KEY,)).status_code == 401
 

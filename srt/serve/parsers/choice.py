@@ -176,9 +176,10 @@ class AnswerParsers:
             separate_reasoning: Whether reasoning is told from content; it is content otherwise.
         """
         reasoning = self.reasoning
-        begins_inside = reasoning is not None and prompt.rstrip().endswith(reasoning.begin)
+        prompt = prompt.rstrip()
+        begins_inside = reasoning is not None and prompt.endswith(reasoning.begin)
         if reasoning is not None and params.is_structured:
-            tokens = self._reasoning_tokens(reasoning, begins_inside)
+            tokens = self._reasoning_tokens(reasoning, prompt)
             params = replace(params, reasoning_tokens=tokens)
             if not tokens:  # it is bound from its first token on
                 reasoning = None
@@ -209,9 +210,11 @@ class AnswerParsers:
 
         return ParserPlan(params, make)
 
-    def _reasoning_tokens(self, form: ReasoningFormat, begins_inside: bool) -> tuple[int, ...]:
+    def _reasoning_tokens(self, form: ReasoningFormat, prompt: str) -> tuple[int, ...]:
         """For :class:`SamplingParams`; none where a mark is not one token."""
-        marks = (form.end,) if begins_inside else (form.begin, form.end)
+        if prompt.endswith(form.end):  # it is not to reason
+            return ()
+        marks = (form.end,) if prompt.endswith(form.begin) else (form.begin, form.end)
         tokens = [self._tokens[mark] for mark in marks if mark in self._tokens]
         return tuple(tokens) if len(tokens) == len(marks) else ()
 

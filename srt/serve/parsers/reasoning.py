@@ -78,6 +78,7 @@ class ReasoningSplitter:
         else:
             self.rest.append(reader.taken)
         while True:
+            reader.mark()
             self.rest.append(reader.take(len(reader.text)))
             if not (yield from reader.more()):
                 return
@@ -87,6 +88,7 @@ class ReasoningSplitter:
             self._reasoning.append(text)
 
     def _add(self, text: str) -> None:
+        self._reader.mark()
         if text.isspace() and not self._is_verbatim:
             self._space += text
         else:

@@ -20,7 +20,8 @@ class TextReader:
 
     Attributes:
         text: It.
-        taken: All that was taken since :meth:`mark`.
+        taken: All that was taken since :meth:`mark`, which is called wherever none of it will be
+            asked for, so that a long answer is not kept.
     """
 
     def __init__(self) -> None:

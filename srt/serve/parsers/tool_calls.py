@@ -82,6 +82,7 @@ class ToolCallParser(ABC):
 
     def content(self, text: str) -> None:
         """Passes text on. White space waits for what follows: it goes where a call does."""
+        self.reader.mark()
         if text.isspace():
             self._space += text
         elif text:
@@ -98,6 +99,7 @@ class ToolCallParser(ABC):
 
     def arguments(self, text: str) -> None:
         """Passes a part of the arguments of the call on that has begun last."""
+        self.reader.mark()
         if text and self._is_passed_on:
             call = ToolCallDelta(self._num_calls - 1, text)
             self._out.append(AnswerDelta(tool_calls=(call,)))

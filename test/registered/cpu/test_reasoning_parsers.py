@@ -136,6 +136,7 @@ def test_reasoning_that_is_not_separated_is_content_as_written() -> None:
         ("", {"think": BEGIN_ID, "/think": END_ID}, (BEGIN_ID, END_ID)),
         ("<think>", {}, ()),
         ("", {"/think": END_ID}, ()),
+        ("<think>\n\n</think>\n\n", {"think": BEGIN_ID, "/think": END_ID}, ()),
     ],
 )
 def test_a_schema_binds_what_follows_the_reasoning(

@@ -345,3 +345,14 @@ def test_a_text_between_tags_is_passed_on_as_it_comes() -> None:
     parser.feed("<function=add><parameter=b>\nfirst\n")
     (delta,) = [call for one in parser.feed("second") for call in one.tool_calls]
     assert delta.arguments == "\\nsecond"
+
+
+@pytest.mark.parametrize("begin", ["Hello ", '<tool_call>{"name": "add", "arguments": {"b": "'])
+def test_a_long_answer_is_not_kept(begin: str) -> None:
+    for make in PARSERS:
+        parser = make(TOOLS)
+        parser.feed(begin)
+        for _ in range(1000):
+            parser.feed("word after word ")
+        kept = len(parser.reader.text) + len(parser.reader.taken)
+        assert kept < 200, make.__name__

@@ -17,9 +17,12 @@ from srt.serve.anthropic.schema import (
     ToolUseBlock,
 )
 from srt.serve.errors import ApiError
+from srt.serve.generation.reminders import as_reminder
 from srt.serve.openai.tools import make_choice
 from srt.serve.parsers.choice import ToolChoice
 from srt.serve.parsers.tool_calls import Tool
+
+_BILLING = "x-anthropic-billing-header:"
 
 
 def make_messages(body: CountTokensRequest) -> list[dict[str, Any]]:
@@ -32,8 +35,9 @@ def make_messages(body: CountTokensRequest) -> list[dict[str, Any]]:
         ApiError: 400: a part is no text, is where it cannot be, or answers no call.
     """
     result: list[dict[str, Any]] = []
-    if body.system:
-        result.append({"role": "system", "content": _texts(body.system)})
+    system = _system(body.system)
+    if system:
+        result.append({"role": "system", "content": system})
     names: dict[str, str] = {}
     for index, message in enumerate(body.messages):
         where = f"messages[{index}].content"
@@ -41,6 +45,8 @@ def make_messages(body: CountTokensRequest) -> list[dict[str, Any]]:
             converted = [_assistant(message, where, names)]
         else:
             converted = _given(message, where, names)
+        if message.role == "system" and any(one["role"] != "system" for one in result):
+            converted = [as_reminder(one) for one in converted]
         for one in converted:
             if result and _may_join(result[-1], one):
                 result[-1]["content"] += one["content"]
@@ -128,6 +134,14 @@ def make_structure(body: CountTokensRequest) -> dict[str, Any]:
         )
     found = of_config or body.output_format
     return {} if found is None else {"json_schema": found.schema_}
+
+
+def _system(given: str | Sequence[TextBlock] | None) -> list[dict[str, str]]:
+    """Without the line that Claude Code begins with: it is for Anthropic's accounts, and being new
+    in each request it would keep all that follows from being cached.
+    """
+    texts = _texts(given) if given else []
+    return [part for part in texts if not part["text"].startswith(_BILLING)]
 
 
 def _tool(index: int, tool: ToolDefinition) -> Tool:

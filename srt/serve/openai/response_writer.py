@@ -10,6 +10,7 @@ from typing import Any
 from srt.sampling.logprobs import TokenLogprob
 from srt.serve.errors import ApiError
 from srt.serve.generation.answers import AnswerDelta, AnswerEnd, AnswerEvent, ToolCallDelta, Usage
+from srt.serve.openai.responses_tools import OfferedTools, text_argument
 
 Event = dict[str, Any]
 Logprobs = Callable[[list[TokenLogprob]], list[dict[str, Any]]]
@@ -24,14 +25,22 @@ class ResponseWriter:
     Args:
         echo: What the response says of its request.
         logprobs: Puts log-probabilities into the API's shape; None where they are not asked for.
+        offered: The tools that it may call.
     """
 
-    def __init__(self, echo: dict[str, Any], logprobs: Logprobs | None = None) -> None:
+    def __init__(
+        self,
+        echo: dict[str, Any],
+        logprobs: Logprobs | None = None,
+        offered: OfferedTools | None = None,
+    ) -> None:
         self._logprobs = logprobs
+        self._offered = offered or OfferedTools(())
         self._sequence_number = 0
         self._items: list[dict[str, Any]] = []
         self._is_open = False
         self._call: int | None = None
+        self._custom = ""
         self._pending: list[TokenLogprob] = []
         self.response: dict[str, Any] = echo | {
             "id": f"resp_{secrets.token_hex(16)}",
@@ -81,12 +90,21 @@ class ResponseWriter:
         events: list[Event] = []
         if call.name is not None:
             events += self._close("completed")
-            item = {"call_id": call.id, "name": call.name, "arguments": ""}
-            events += self._open("function_call", item)
-            self._call = call.index
+            tool = self._offered.identity(call.name)
+            kind, argument = "function_call", "arguments"
+            if tool.is_custom:
+                kind, argument = "custom_tool_call", "input"
+            item = {"call_id": call.id, "name": tool.name, argument: ""}
+            if tool.namespace is not None:
+                item["namespace"] = tool.namespace
+            events += self._open(kind, item)
+            self._call, self._custom = call.index, ""
         elif not self._is_open or self._call != call.index:
             raise ValueError(f"arguments of call {call.index}, which is not the one that is open")
-        if call.arguments:
+        if self._items[-1]["type"] == "custom_tool_call":
+            # Its text is known when its JSON is complete.
+            self._custom += call.arguments
+        elif call.arguments:
             self._items[-1]["arguments"] += call.arguments
             kind = "response.function_call_arguments.delta"
             events.append(self._event(kind, **self._place(), delta=call.arguments))
@@ -109,7 +127,7 @@ class ResponseWriter:
         index = len(self._items) - 1
         added = _copy(item)
         events.append(self._event("response.output_item.added", output_index=index, item=added))
-        if kind != "function_call":
+        if kind in ("reasoning", "message"):
             part = self._new_part(kind)
             item["content"].append(part)
             events.append(
@@ -151,6 +169,12 @@ class ResponseWriter:
             done = {"name": item["name"], "arguments": item["arguments"]}
             kind = "response.function_call_arguments.done"
             events.append(self._event(kind, **self._place(), **done))
+        elif item["type"] == "custom_tool_call":
+            item["input"] = text = text_argument(self._custom)
+            kind = "response.custom_tool_call_input"
+            if text:
+                events.append(self._event(f"{kind}.delta", **self._place(), delta=text))
+            events.append(self._event(f"{kind}.done", **self._place(), input=text))
         else:
             part = item["content"][0]
             done = {"text": part["text"]}
@@ -194,7 +218,7 @@ class ResponseWriter:
 
 
 _BEGINNING = ("created", "in_progress")
-_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
 def _copy(item: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from srt.serve.openai.responses_input import (
     make_structure,
     make_tool_choice,
 )
-from srt.serve.openai.responses_schema import ResponsesRequest
+from srt.serve.openai.responses_schema import ResponsesRequest, ToolItem
+from srt.serve.openai.responses_tools import OfferedTools
 from srt.serve.openai.shapes import chat_logprobs
 from srt.serve.state import ServerState
 
@@ -56,7 +57,8 @@ def make_router(
         body = await read_body(request, ResponsesRequest)
         check_model(body.model, state.model_names)
         check_refused(body)
-        choice = make_tool_choice(body)
+        offered = OfferedTools(body.tools or ())
+        choice = make_tool_choice(body, offered)
         params = _sampling_params(body)
         call = ChatCall(
             messages=make_messages(body),
@@ -80,7 +82,7 @@ def make_router(
 
         defaults = state.files.builder.sampling_params([params], 1)[0]
         writer = ResponseWriter(
-            _echo(body, state.model_name, defaults), None if top is None else logprobs
+            _echo(body, state.model_name, defaults), None if top is None else logprobs, offered
         )
         events = merge_answers(started.answers)
         if body.stream:
@@ -134,12 +136,18 @@ def _echo(body: ResponsesRequest, model: str, params: SamplingParams) -> dict[st
         "temperature": params.temperature,
         "text": {"format": form},
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [_echo_tool(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",
         "user": body.user,
     }
+
+
+def _echo_tool(tool: ToolItem) -> dict[str, Any]:
+    """Clients demand both fields of a function."""
+    given = tool.model_dump(exclude_unset=True)
+    return {"parameters": None, "strict": None} | given if tool.type == "function" else given
 
 
 async def _stream(

@@ -5,10 +5,12 @@ from typing import Any
 
 from srt.managers.tokenizer import ChatOptions
 from srt.serve.errors import ApiError
+from srt.serve.generation.reminders import as_reminder
 from srt.serve.openai.responses_schema import (
     AllowedTools,
+    CallOutputItem,
+    CustomCallItem,
     FunctionCallItem,
-    FunctionCallOutputItem,
     FunctionChoice,
     Item,
     MessageItem,
@@ -17,8 +19,8 @@ from srt.serve.openai.responses_schema import (
     RefusalPart,
     ResponsesRequest,
     TextPart,
-    ToolItem,
 )
+from srt.serve.openai.responses_tools import OfferedTools, qualified
 from srt.serve.openai.tools import make_choice
 from srt.serve.parsers.choice import ToolChoice
 from srt.serve.parsers.tool_calls import Tool
@@ -68,8 +70,8 @@ def make_messages(body: ResponsesRequest) -> list[dict[str, Any]]:
     names: dict[str, str] = {}
     for index, item in enumerate(body.input):
         where = f"input[{index}]"
-        if isinstance(item, FunctionCallItem):
-            names[item.call_id] = item.name
+        if isinstance(item, (FunctionCallItem, CustomCallItem)):
+            names[item.call_id] = qualified(item.namespace, item.name)
         if turn.take(item, where):
             continue
         result += turn.messages()
@@ -77,29 +79,22 @@ def make_messages(body: ResponsesRequest) -> list[dict[str, Any]]:
         if turn.take(item, where):
             continue
         message = _given(item, where, names)
-        if message["role"] == "system" and len(result) == 1 and result[0]["role"] == "system":
+        if message["role"] != "system" or not result:
+            result.append(message)
+        elif len(result) == 1 and result[0]["role"] == "system":
             result[0]["content"] += message["content"]
         else:
-            result.append(message)
+            result.append(as_reminder(message))
     return result + turn.messages()
 
 
-def make_tools(body: ResponsesRequest) -> list[Tool]:
-    """The functions that are offered.
-
-    Raises:
-        ApiError: 400: a tool is no function.
-    """
-    return [_tool(index, tool) for index, tool in enumerate(body.tools or ())]
-
-
-def make_tool_choice(body: ResponsesRequest) -> ToolChoice:
-    """Which functions an answer may call, and whether it must.
+def make_tool_choice(body: ResponsesRequest, offered: OfferedTools) -> ToolChoice:
+    """Which tools an answer may call, and whether it must.
 
     Raises:
         ApiError: 400.
     """
-    tools, choice = make_tools(body), body.tool_choice
+    tools, choice = offered.tools, body.tool_choice
     required = choice == "required"
     if isinstance(choice, AllowedTools):
         names = {str(tool.get("name")) for tool in choice.tools}
@@ -165,8 +160,12 @@ class _Turn:
             parts = item.content or item.summary or []
             self._thoughts += [part.text for part in parts]
             return True
-        if isinstance(item, FunctionCallItem):
-            function = {"name": item.name, "arguments": item.arguments}
+        if isinstance(item, (FunctionCallItem, CustomCallItem)):
+            name = qualified(item.namespace, item.name)
+            arguments: Any = (
+                {"input": item.input} if isinstance(item, CustomCallItem) else (item.arguments)
+            )
+            function = {"name": name, "arguments": arguments}
             self._calls.append({"id": item.call_id, "type": "function", "function": function})
             return True
         if not isinstance(item, MessageItem) or item.role != "assistant":
@@ -193,12 +192,11 @@ def _given(item: Item, where: str, names: dict[str, str]) -> dict[str, Any]:
     if isinstance(item, MessageItem):
         role = "system" if item.role == "developer" else item.role
         return {"role": role, "content": _parts(item.content, f"{where}.content")}
-    if isinstance(item, FunctionCallOutputItem):
+    if isinstance(item, CallOutputItem):
         if item.call_id not in names:
             raise ApiError(
                 400,
-                f"{where}.call_id: expected that of an earlier function_call, found "
-                f"{item.call_id!r}",
+                f"{where}.call_id: expected that of an earlier call, found {item.call_id!r}",
                 param=f"{where}.call_id",
             )
         return {
@@ -235,21 +233,6 @@ def _parts(content: str | Sequence[Part], where: str) -> list[dict[str, str]]:
                 param=f"{where}[{index}]",
             )
     return texts
-
-
-def _tool(index: int, tool: ToolItem) -> Tool:
-    if tool.type != "function":
-        raise ApiError(
-            400,
-            f"tools[{index}].type: expected function, a tool that the client runs, found "
-            f"{tool.type!r}",
-            param=f"tools[{index}].type",
-            code="unsupported_value",
-        )
-    if tool.name is None:
-        where = f"tools[{index}].name"
-        raise ApiError(400, f"{where}: this field is required", param=where)
-    return Tool(tool.name, tool.parameters or {}, tool.description)
 
 
 def _shown(tool: Tool) -> dict[str, Any]:

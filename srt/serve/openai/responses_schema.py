@@ -69,12 +69,23 @@ class FunctionCallItem(_Item):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
 
 
-class FunctionCallOutputItem(_Item):
-    """What a function call of an earlier answer brought."""
+class CustomCallItem(_Item):
+    """A call of an earlier answer whose argument is a text."""
 
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+
+
+class CallOutputItem(_Item):
+    """What a call of an earlier answer brought."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: str | list[Part]
 
@@ -105,7 +116,9 @@ _KINDS = {
     None: "Message",
     "message": "Message",
     "function_call": "FunctionCall",
-    "function_call_output": "FunctionCallOutput",
+    "custom_tool_call": "CustomCall",
+    "function_call_output": "CallOutput",
+    "custom_tool_call_output": "CallOutput",
     "reasoning": "Reasoning",
 }
 
@@ -118,7 +131,8 @@ def _item_kind(value: Any) -> str:
 Item = Annotated[
     Annotated[MessageItem, Tag("Message")]
     | Annotated[FunctionCallItem, Tag("FunctionCall")]
-    | Annotated[FunctionCallOutputItem, Tag("FunctionCallOutput")]
+    | Annotated[CustomCallItem, Tag("CustomCall")]
+    | Annotated[CallOutputItem, Tag("CallOutput")]
     | Annotated[ReasoningItem, Tag("Reasoning")]
     | Annotated[OtherItem, Tag("Other")],
     Discriminator(_item_kind),
@@ -126,7 +140,9 @@ Item = Annotated[
 
 
 class ToolItem(BaseModel):
-    """A tool; only functions, which the client runs, are known here."""
+    """A tool; only what the client runs is known here: functions, tools that take a text
+    (`custom`), and both in a `namespace`.
+    """
 
     model_config = ConfigDict(extra="allow")
     type: str
@@ -134,6 +150,8 @@ class ToolItem(BaseModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
+    tools: list["ToolItem"] | None = None
 
 
 class FunctionChoice(RequestModel):

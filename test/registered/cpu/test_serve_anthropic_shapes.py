@@ -279,6 +279,20 @@ def test_neighbours_of_one_role_are_one_message() -> None:
     ]
 
 
+def test_the_system_in_the_middle_of_a_conversation() -> None:
+    """Claude Code writes it after the user's message; Qwen's templates, say, refuse it there."""
+    body = parse(USER, {"role": "system", "content": "Skills: none."})
+    reminder = "<system-reminder>\nSkills: none.\n</system-reminder>"
+    assert make_messages(body) == [{"role": "user", "content": texts("hi", reminder)}]
+
+
+def test_what_is_new_in_each_request_does_not_keep_the_rest_from_the_cache() -> None:
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=1a2b3;"}
+    body = parse(USER, system=[billing, {"type": "text", "text": "You are an agent."}])
+    assert make_messages(body)[0] == {"role": "system", "content": texts("You are an agent.")}
+    assert make_messages(parse(USER, system=[billing]))[0]["role"] == "user"
+
+
 def test_an_answer_goes_on_with_the_assistants_last_message() -> None:
     options = make_options(
         parse(USER, {"role": "assistant", "content": "I"}), make_tool_choice(parse(USER))

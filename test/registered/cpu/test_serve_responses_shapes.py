@@ -16,9 +16,11 @@ from srt.serve.openai.responses_input import (
     make_messages,
     make_options,
     make_structure,
-    make_tool_choice,
 )
+from srt.serve.openai.responses_input import make_tool_choice as make_choice
 from srt.serve.openai.responses_schema import ResponsesRequest
+from srt.serve.openai.responses_tools import OfferedTools
+from srt.serve.parsers.choice import ToolChoice
 from srt.test.answer_events import answer_events
 from srt.test.ci_register import register_cpu_ci
 
@@ -37,6 +39,10 @@ WEATHER = {"type": "function", "name": "weather", "description": "of a city", "s
 
 def parse(given: Any = "hi", **fields: Any) -> ResponsesRequest:
     return ResponsesRequest.model_validate({"model": "m", "input": given} | fields)
+
+
+def make_tool_choice(body: ResponsesRequest) -> ToolChoice:
+    return make_choice(body, OfferedTools(body.tools or ()))
 
 
 def texts(*parts: str) -> list[dict[str, str]]:
@@ -300,6 +306,59 @@ def test_tools_and_choices() -> None:
         make_tool_choice(parse(tools=[WEATHER], tool_choice=allowed | {"tools": [{"name": "x"}]}))
 
 
+def test_namespaces_and_tools_that_take_a_text() -> None:
+    """What Codex offers: an MCP server's functions, and `apply_patch`."""
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+    patch = {"type": "custom", "name": "apply_patch", "description": "Edits.", "format": grammar}
+    server = {
+        "type": "namespace",
+        "name": "mcp__files",
+        "description": "",
+        "tools": [{"type": "function", "name": "read", "parameters": {"type": "object"}}],
+    }
+    body = parse(tools=[patch, server])
+    offered = OfferedTools(body.tools or ())
+    assert [*make_choice(body, offered).tools] == ["apply_patch", "mcp__files__read"]
+    shown: Any = make_options(body, make_choice(body, offered)).tools
+    assert "start: /.+/" in shown[0]["function"]["description"]
+    assert shown[0]["function"]["parameters"]["required"] == ["input"]
+    writer = ResponseWriter(ECHO, None, offered)
+    out = writer.begin()
+    answer: list[AnswerEvent] = [
+        AnswerDelta(tool_calls=(ToolCallDelta(0, '{"inp', id="c1", name="apply_patch"),)),
+        AnswerDelta(tool_calls=(ToolCallDelta(0, 'ut": "*** Begin\\n"}'),)),
+        AnswerDelta(tool_calls=(ToolCallDelta(1, "{}", id="c2", name="mcp__files__read"),)),
+        AnswerEnd("tool_calls", 2, Usage(1, 0, 1)),
+    ]
+    for event in answer:
+        out += writer.write(event)
+    for one in out:
+        STREAM_EVENT.validate_python(one, strict=True)
+    custom, call = writer.response["output"]
+    assert (custom["type"], custom["name"]) == ("custom_tool_call", "apply_patch")
+    assert custom["input"] == "*** Begin\n"
+    assert (call["namespace"], call["name"], call["arguments"]) == ("mcp__files", "read", "{}")
+    # Both come back as the model wrote them.
+    results = [
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+        {"type": "function_call_output", "call_id": "c2", "output": "text"},
+    ]
+    assistant, first, second = make_messages(parse([custom, call, *results]))
+    functions = [one["function"] for one in assistant["tool_calls"]]
+    assert functions == [
+        {"name": "apply_patch", "arguments": {"input": "*** Begin\n"}},
+        {"name": "mcp__files__read", "arguments": "{}"},
+    ]
+    assert (first["name"], second["name"]) == ("apply_patch", "mcp__files__read")
+
+
+def test_the_developer_in_the_middle_of_a_conversation() -> None:
+    user = {"role": "user", "content": "hi"}
+    body = parse([user, {"role": "developer", "content": "Be brief."}])
+    reminder = "<system-reminder>\nBe brief.\n</system-reminder>"
+    assert make_messages(body)[1] == {"role": "user", "content": texts(reminder)}
+
+
 def test_effort_and_forms() -> None:
     for effort, kwargs in [
         (None, {}),
@@ -340,7 +399,7 @@ def test_what_needs_something_stored_is_refused(fields: dict[str, Any]) -> None:
     check_refused(parse(background=False, truncation="disabled", store=True))
 
 
-@pytest.mark.parametrize("kind", ["web_search", "file_search", "mcp", "custom", "local_shell"])
+@pytest.mark.parametrize("kind", ["web_search", "file_search", "mcp", "local_shell"])
 def test_tools_that_are_no_functions_are_refused(kind: str) -> None:
     with pytest.raises(ApiError, match=rf"tools\[1\].type: expected function, .*found '{kind}'"):
         make_tool_choice(parse(tools=[WEATHER, {"type": kind, "name": "x"}]))
@@ -357,7 +416,7 @@ def test_tools_that_are_no_functions_are_refused(kind: str) -> None:
         ),
         (
             {"type": "function_call_output", "call_id": "c9", "output": "x"},
-            r"input\[0\].call_id: expected that of an earlier function_call, found 'c9'",
+            r"input\[0\].call_id: expected that of an earlier call, found 'c9'",
         ),
     ],
 )

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from srt.cli import bench, chat, env, generate, inspect, perplexity, quantize, serve
+from srt.cli import bench, bench_serve, chat, env, generate, inspect, perplexity, quantize, serve
 from srt.control_characters import escape_controls
 from srt.errors import SrtError
 from srt.utils.signals import Signals, end_line
@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--debug", action="store_true", help="show the traceback of errors and more of the log"
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (generate, chat, serve, bench, inspect, quantize, perplexity, env):
+    for command in (generate, chat, serve, bench, bench_serve, inspect, quantize, perplexity, env):
         command.add_parser(subparsers)
     for subparser in subparsers.choices.values():
         # Accepted after the command too; suppressed so that its default does not undo the one
@@ -42,6 +42,15 @@ def make_parser() -> argparse.ArgumentParser:
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
     return parser
+
+
+def _join_words(argv: Sequence[str]) -> list[str]:
+    """`bench serve` is one command, and one word of the command line for the parser."""
+    words = list(argv)
+    place = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    if words[place : place + 2] == ["bench", "serve"]:
+        words[place : place + 2] = ["bench serve"]
+    return words
 
 
 class _LogFormatter(logging.Formatter):
@@ -61,7 +70,7 @@ def main(argv: Sequence[str] | None = None, signals: Signals | None = None) -> i
     Returns:
         The process's exit status.
     """
-    args = make_parser().parse_args(argv)
+    args = make_parser().parse_args(_join_words(sys.argv[1:] if argv is None else argv))
     args.signals = Signals() if signals is None else signals
     log = logging.StreamHandler()
     log.setFormatter(_LogFormatter("%(name)s: %(message)s"))

@@ -1,0 +1,1 @@
+"""How fast a server answers: any that speaks OpenAI's API, several in turns."""

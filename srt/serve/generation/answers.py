@@ -1,9 +1,10 @@
 """Events of an answer, as it comes. Every API puts them into its own shape."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from srt.sampling.logprobs import TokenLogprob
+if TYPE_CHECKING:  # the command line knows the parsers' names, and does not wait for Torch
+    from srt.sampling.logprobs import TokenLogprob
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
 
@@ -41,7 +42,7 @@ class AnswerDelta:
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: "tuple[TokenLogprob, ...]" = ()
     token_ids: tuple[int, ...] = ()
 
 
@@ -79,7 +80,7 @@ class AnswerEnd:
     matched_stop: int | str | None
     usage: Usage
     error: str | None = None
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    prompt_logprobs: "tuple[TokenLogprob | None, ...] | None" = None
 
 
 AnswerEvent = AnswerDelta | AnswerEnd

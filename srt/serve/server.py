@@ -196,13 +196,20 @@ def _make_parsers(files: ModelFiles, config: ServerConfig) -> AnswerParsers:
     template = "" if tokenizer is None else tokenizer.chat_template
     special = {} if tokenizer is None else special_token_texts(tokenizer)
     added = {} if tokenizer is None else added_token_texts(tokenizer)
-    return AnswerParsers(
+    parsers = AnswerParsers(
         template if isinstance(template, str) else "",
         config.tool_call_parser,
         config.reasoning_parser,
         {text: token for token, text in special.items()},
         {text: token for token, text in added.items()},
     )
+    if parsers.tool_call_parser is not None and not parsers.shows_tools:
+        logger.warning(
+            "--tool-call-parser %s: the chat template shows the model no tools; conversations have "
+            "to say themselves which there are",
+            config.tool_call_parser,
+        )
+    return parsers
 
 
 async def _first(*futures: "asyncio.Future[Any]") -> None:

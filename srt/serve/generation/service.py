@@ -93,8 +93,9 @@ class GenerationService:
         if choice.tools and parsers.tool_call_parser is None and not choice.is_forced:
             raise ApiError(
                 400,
-                "tools: expected none, since this model's chat template has no form for tool calls "
-                "(--tool-call-parser names one); tool_choice can force a call all the same",
+                "tools: expected none, since this model's chat template shows no tools, or calls "
+                "in a form that is not known here (--tool-call-parser names one); tool_choice can "
+                "force a call all the same",
                 param="tools",
             )
         if choice.is_forced:

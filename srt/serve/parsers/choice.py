@@ -147,6 +147,11 @@ class AnswerParsers:
         reasoning: One of REASONING_PARSER_CHOICES, likewise.
         special_tokens: The tokenizer's special tokens, which texts leave out, by text.
         added_tokens: Its other added tokens, by text.
+
+    Attributes:
+        shows_tools: Whether the template shows the model which functions there are.
+        tool_call_parser: How calls are written, or None.
+        reasoning: How reasoning is marked, or None.
     """
 
     def __init__(
@@ -157,6 +162,7 @@ class AnswerParsers:
         special_tokens: Mapping[str, int],
         added_tokens: Mapping[str, int],
     ) -> None:
+        self.shows_tools = "tools" in template
         name = _guess_tool_calls(template) if tool_calls == AUTO else tool_calls
         self.tool_call_parser = None if name in (None, NONE) else TOOL_CALL_PARSERS[str(name)]
         form = _guess_reasoning(template) if reasoning == AUTO else reasoning

@@ -1,9 +1,11 @@
 """Tool calls and reasoning in the formats that models write, however the text is cut."""
 
+import asyncio
 import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srt.sampling.sampling_params import SamplingParams
+from srt.serve.errors import ApiError
 from srt.serve.generation.answers import AnswerDelta
+from srt.serve.generation.service import ChatCall, GenerationService
 from srt.serve.parsers.choice import AnswerParsers, ChatAnswerParser, ToolChoice
 from srt.serve.parsers.json_calls import (
     DeepSeekParser,
@@ -260,6 +264,7 @@ def make_parsers(template: str, special: Mapping[str, int] | None = None) -> Ans
         ("{{ tools }}<tool_call>{name}<arg_key>", None, False),
         ('{{ tools }}"tool_name": x, "parameters": y', None, False),
         ("{{ messages }}", None, False),
+        ("{{ messages.tool_calls }}<｜tool▁call▁begin｜>", None, False),
         ("", None, False),
     ],
 )
@@ -356,3 +361,13 @@ def test_a_long_answer_is_not_kept(begin: str) -> None:
             parser.feed("word after word ")
         kept = len(parser.reader.text) + len(parser.reader.taken)
         assert kept < 200, make.__name__
+
+
+def test_tools_are_refused_where_no_call_could_be_read() -> None:
+    state: Any = SimpleNamespace(parsers=make_parsers("{{ messages }}"))
+    call = ChatCall([{"role": "user", "content": "a"}], SamplingParams(), choice=ToolChoice(TOOLS))
+    with pytest.raises(ApiError, match="template shows no tools") as caught:
+        asyncio.run(GenerationService(state).chat(call))
+    assert (caught.value.status, caught.value.param) == (400, "tools")
+    assert not state.parsers.shows_tools
+    assert make_parsers("{{ tools }}").shows_tools

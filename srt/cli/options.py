@@ -53,7 +53,7 @@ def add_flags(group: argparse._ArgumentGroup, config: type[Any], kind: str) -> N
             action = "store_false" if is_on else "store_true"
             group.add_argument(*flag.names, action=action, dest=field.name, help=text)
             continue
-        if get_origin(types[field.name]) is tuple:
+        if tuple in map(get_origin, (types[field.name], *get_args(types[field.name]))):
             group.add_argument(
                 *flag.names,
                 dest=field.name,

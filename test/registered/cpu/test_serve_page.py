@@ -140,6 +140,11 @@ class Page:
     def all(self, selector: str) -> list[Any]:
         return list(self.window.find_elements("css selector", selector))
 
+    def click(self, selector: str) -> None:
+        """Clicks the last element that is selected."""
+        script = "[...document.querySelectorAll(arguments[0])].at(-1).click()"
+        self.window.execute_script(script, selector)
+
     def text(self, selector: str) -> str:
         script = "return document.querySelector(arguments[0])?.textContent ?? ''"
         return str(self.window.execute_script(script, selector))
@@ -168,7 +173,11 @@ class Page:
         return bool(self.window.execute_script("return !document.getElementById('stop').hidden"))
 
     def answer(self) -> str:
-        return str(self.all(".message.assistant .body")[-1].text)
+        # In one call: the node is replaced when its answer ends.
+        script = (
+            "return [...document.querySelectorAll('.message.assistant .body')].at(-1)?.innerText"
+        )
+        return str(self.window.execute_script(script) or "").strip()
 
     def problems(self) -> list[str]:
         return [entry["message"] for entry in self.window.get_log("browser")]
@@ -213,10 +222,10 @@ def test_edit_and_retry_go_on_from_there(page: Page, server: PlayedServer) -> No
     server.answers = [["first"], ["second"], ["third"], ["fourth"]]
     page.ask("one")
     page.ask("two")
-    page.all("[data-action=retry]")[-1].click()
+    page.click("[data-action=retry]")
     until(lambda: page.answer() == "third")
     assert [m["content"] for m in server.requests[-1]["messages"]] == ["one", "first", "two"]
-    page.all("[data-action=edit]")[0].click()
+    page.window.execute_script("document.querySelector('[data-action=edit]').click()")
     page.find(".edit textarea").send_keys(" more\n")
     until(lambda: page.answer() == "fourth")
     assert server.requests[-1]["messages"] == [{"role": "user", "content": "one more"}]
@@ -325,7 +334,7 @@ def test_the_servers_own_words_are_shown_and_retry_works(
     page.ask("x")
     assert page.text(".message.assistant .error") == shown
     server.refusal = None
-    page.find("[data-action=retry]").click()
+    page.click("[data-action=retry]")
     until(lambda: page.answer() == "Hello.")
     assert not page.all(".message .error")
 

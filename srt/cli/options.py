@@ -53,7 +53,8 @@ def add_flags(group: argparse._ArgumentGroup, config: type[Any], kind: str) -> N
             action = "store_false" if is_on else "store_true"
             group.add_argument(*flag.names, action=action, dest=field.name, help=text)
             continue
-        if tuple in map(get_origin, (types[field.name], *get_args(types[field.name]))):
+        kinds = (types[field.name], *get_args(types[field.name]))
+        if any(get_origin(kind) is tuple for kind in kinds):
             group.add_argument(
                 *flag.names,
                 dest=field.name,
@@ -63,7 +64,7 @@ def add_flags(group: argparse._ArgumentGroup, config: type[Any], kind: str) -> N
                 help=text,
             )
             continue
-        numbers = {int, float} & {types[field.name], *get_args(types[field.name])}
+        numbers = {int, float} & {*kinds}
         group.add_argument(
             *flag.names,
             dest=field.name,

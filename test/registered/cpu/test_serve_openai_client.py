@@ -398,7 +398,7 @@ def test_the_same_bytes_alone_and_beside_others(client: openai.OpenAI, server: L
 
 
 def test_no_number_of_an_answer_is_one_that_json_lacks(client: openai.OpenAI) -> None:
-    bias = {str(token): -100.0 for token in range(2000)}
+    bias = {str(token): -100 for token in range(2000)}
     answer = client.chat.completions.create(
         model="demo",
         messages=MESSAGES,

@@ -31,7 +31,7 @@ FOREIGN = {
     "probe.cpp",
     "opticks.txt",
 }
-SERVER_PACKAGES = {"fastapi", "pydantic", "starlette", "uvicorn"}
+SERVER_PACKAGES = {"fastapi", "httptools", "prometheus_client", "pydantic", "starlette", "uvicorn"}
 Graph = dict[str, set[str]]
 
 

@@ -14,6 +14,7 @@ from srt.serve.errors import ApiError
 from srt.serve.generation.service import GenerationService
 from srt.serve.generation.token_texts import TokenTexts
 from srt.serve.openai import chat, completions, models, responses, tokens
+from srt.serve.openapi import describe_api
 from srt.serve.state import ServerState
 from srt.version import __version__
 
@@ -85,4 +86,5 @@ def make_app(state: ServerState) -> FastAPI:
             "context_length": facts.context_length,
         }
 
+    describe_api(app)
     return app

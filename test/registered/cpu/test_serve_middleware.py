@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -32,6 +33,7 @@ from srt.test.ci_register import register_cpu_ci
 
 register_cpu_ci(est_time=4, suite="per-commit")
 
+ROOT = Path(__file__).resolve().parents[3]
 KEY = "sk-secret-1"
 JSON = {"content-type": "application/json"}
 
@@ -378,3 +380,27 @@ def test_no_metric_has_a_label_that_clients_choose() -> None:
         request("GET", f"/v1/models/{path}", metrics=metrics)
     text = generate_latest(metrics.registry).decode()
     assert text.count("srt_requests_total{") == 1
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    metrics = ServerMetrics()
+    metrics.watch_engine(lambda: ("m", EngineStats(), None, 0, 0))
+    metrics.count_refused(400)
+    request("GET", "/health", metrics=metrics)
+    known = {sample.name for family in metrics.registry.collect() for sample in family.samples}
+    board = json.loads((ROOT / "deploy/grafana/srt.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"\bsrt_\w+", query)}
+    assert len(queries) > 20 and asked <= known
+    assert all(query.count("(") == query.count(")") for query in queries)
+    # What the server counts and nobody looks at would be there for nothing.
+    families = {family.name for family in metrics.registry.collect()}
+    shown = {name for name in families if any(one.startswith(name) for one in asked)}
+    assert families - shown == {
+        "srt_generations",
+        "srt_kv_cache_used_tokens",
+        "srt_request_prompt_tokens",
+        "srt_request_generation_tokens",
+    }
+    documented = (ROOT / "docs/serving.md").read_text()
+    assert not [name for name in families if f"`{name}" not in documented]

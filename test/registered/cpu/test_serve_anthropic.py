@@ -13,7 +13,7 @@ from openai import OpenAI
 from pydantic import TypeAdapter
 
 from srt.test.ci_register import register_cpu_ci
-from srt.test.live_server import LiveServer, live_server
+from srt.test.live_server import LiveServer, live_server, wait_until
 from srt.test.tiny_text_model import write_text_model
 
 register_cpu_ci(est_time=15, suite="per-commit")
@@ -301,3 +301,26 @@ def test_max_tokens_is_required(server: LiveServer) -> None:
 def test_paths_and_methods_that_there_are_not(server: LiveServer) -> None:
     answer = httpx.get(f"{server.url}/v1/messages")
     assert answer.status_code == 405 and answer.json()["type"] == "error"
+
+
+def test_models_are_listed(server: LiveServer, client: anthropic.Anthropic) -> None:
+    (model,) = client.models.list()
+    assert model.id == server.model == client.models.retrieve(server.model).id
+    official.ModelInfo.model_validate(model.to_dict())
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_a_client_that_goes_away_ends_its_answer(
+    server: LiveServer, client: anthropic.Anthropic
+) -> None:
+    def metric(name: str) -> float:
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+        return float(next((one.split()[-1] for one in lines if one.startswith(name)), 0))
+
+    arguments: Any = {"model": server.model, "messages": MESSAGES, "max_tokens": 3900}
+    with client.messages.stream(**arguments, extra_body={"temperature": 0.9}) as stream:
+        next(iter(stream.text_stream))
+    # Had it gone on to its end, it would be counted as ok.
+    gone = 'srt_requests_total{outcome="disconnected",path="/v1/messages"}'
+    wait_until(lambda: metric(gone) == 1 and metric("srt_num_requests_running") == 0)

@@ -1,8 +1,45 @@
-// The server's API: what answers, and answers as they come.
+// The server's API: server-sent events, errors, facts.
 
-// An error that the server explains.
+/** Collects server-sent events from text that may be cut anywhere. */
+export class EventReader {
+  constructor() {
+    this.rest = "";
+    this.data = [];
+    this.afterReturn = false;
+    this.begun = false;
+  }
+
+  /** The data of the events that `text` completes. */
+  push(text) {
+    const events = [];
+    if (!this.begun && text) {
+      this.begun = true;
+      if (text.startsWith("\ufeff")) text = text.slice(1);
+    }
+    // A line feed after a carriage return that ended the last piece belongs to it.
+    if (this.afterReturn && text.startsWith("\n")) text = text.slice(1);
+    if (text) this.afterReturn = text.endsWith("\r");
+    if (!/[\r\n]/.test(text)) {
+      this.rest += text;
+      return events;
+    }
+    const lines = (this.rest + text).split(/\r\n|\r|\n/);
+    this.rest = lines.pop();
+    for (const line of lines) {
+      if (line === "") {
+        if (this.data.length) events.push(this.data.join("\n"));
+        this.data = [];
+      } else if (line.startsWith("data:")) {
+        this.data.push(line.slice(line[5] === " " ? 6 : 5));
+      }
+    }
+    return events;
+  }
+}
+
+/** A refusal or a broken connection. `status` is 0 if there was no answer. */
 export class ApiError extends Error {
-  constructor(message, status, retryAfter) {
+  constructor(message, status = 0, retryAfter = null) {
     super(message);
     this.status = status;
     this.retryAfter = retryAfter;
@@ -10,63 +47,77 @@ export class ApiError extends Error {
 }
 
 function headers(key) {
-  const result = { "Content-Type": "application/json" };
-  if (key) result.Authorization = `Bearer ${key}`;
-  return result;
+  return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
-async function explain(response) {
-  let message = `the server answered with status ${response.status}`;
+async function send(path, options) {
   try {
-    message = (await response.json()).error?.message ?? message;
-  } catch { /* not JSON: the status has to do */ }
-  const seconds = Number(response.headers.get("Retry-After"));
-  return new ApiError(message, response.status, Number.isFinite(seconds) && seconds > 0 ? seconds : null);
+    return await fetch(new URL(path, document.baseURI), { cache: "no-store", credentials: "same-origin", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(navigator.onLine ? "The server cannot be reached." : "This device is offline.");
+  }
 }
 
-// Model, tier and so on; see /version in docs/serving.md.
-export async function getFacts(key) {
-  const response = await fetch("version", { headers: headers(key) });
-  if (!response.ok) throw await explain(response);
+/** Seconds of a Retry-After header: a number or a date. */
+export function retryAfter(value, now = Date.now()) {
+  if (!value) return null;
+  const seconds = /^\d+$/.test(value.trim()) ? Number(value) : (Date.parse(value) - now) / 1000;
+  return Number.isFinite(seconds) ? Math.max(0, Math.ceil(seconds)) : null;
+}
+
+async function refusal(response) {
+  const text = await response.text().catch(() => "");
+  let message = text.slice(0, 500);
+  try {
+    const body = JSON.parse(text);
+    const found = body?.error?.message ?? body?.error ?? body?.detail ?? body?.message;
+    if (typeof found === "string") message = found;
+  } catch { /* no JSON: a proxy's page */ }
+  const seconds = retryAfter(response.headers.get("Retry-After"));
+  return new ApiError(message || `The server answered ${response.status} ${response.statusText}.`, response.status, seconds);
+}
+
+/** What is served; null where it cannot be known. */
+export async function fetchFacts(key) {
+  const response = await send("version", { headers: headers(key) });
+  if (!response.ok) throw await refusal(response);
   return response.json();
 }
 
-// Splits a stream of bytes into the data of server-sent events, wherever it is cut.
-export async function* readEvents(stream) {
-  const reader = stream.getReader();
-  const decoder = new TextDecoder();
-  let rest = "";
-  try {
-    for (;;) {
-      const { done, value } = await reader.read();
-      rest += decoder.decode(value ?? new Uint8Array(), { stream: !done });
-      const events = rest.split(/\r?\n\r?\n/);
-      rest = done ? "" : events.pop();
-      for (const event of events) {
-        const data = event.split(/\r?\n/).filter((line) => line.startsWith("data:"));
-        if (data.length) yield data.map((line) => line.slice(5).replace(/^ /, "")).join("\n");
-      }
-      if (done) return;
-    }
-  } finally {
-    reader.cancel().catch(() => {});
-  }
-}
-
-// The chunks of an answer to a conversation.
+/** Yields the chunks of an answer. Throws ApiError, or AbortError after `signal`. */
 export async function* streamChat(body, key, signal) {
-  const response = await fetch("v1/chat/completions", {
+  const response = await send("v1/chat/completions", {
     method: "POST",
-    headers: headers(key),
+    headers: { "Content-Type": "application/json", Accept: "text/event-stream", ...headers(key) },
     body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
     signal,
   });
-  if (!response.ok) throw await explain(response);
-  for await (const data of readEvents(response.body)) {
-    if (data === "[DONE]") return;
-    const chunk = JSON.parse(data);
-    if (chunk.error) throw new ApiError(chunk.error.message, 200, null);
-    yield chunk;
+  if (!response.ok) throw await refusal(response);
+  const stream = response.body.getReader();
+  const decoder = new TextDecoder();
+  const events = new EventReader();
+  try {
+    for (;;) {
+      const { done, value } = await stream.read().catch((error) => {
+        if (error.name === "AbortError") throw error;
+        throw new ApiError("The connection broke before the answer was complete.");
+      });
+      if (done) break;
+      for (const data of events.push(decoder.decode(value, { stream: true }))) {
+        if (data === "[DONE]") return;
+        let chunk;
+        try {
+          chunk = JSON.parse(data);
+        } catch {
+          throw new ApiError("The server sent an event that is not JSON.");
+        }
+        if (chunk.error) throw new ApiError(chunk.error.message ?? String(chunk.error), chunk.error.status ?? 500);
+        yield chunk;
+      }
+    }
+  } finally {
+    stream.cancel().catch(() => {});
   }
-  throw new ApiError("the connection ended before the answer did", 0, null);
+  throw new ApiError("The connection ended before the answer was complete.");
 }

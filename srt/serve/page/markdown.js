@@ -1,196 +1,185 @@
-// Markdown as DOM nodes. Text goes into text nodes and nothing else, so no HTML of a model runs, and
-// nothing is fetched: images are shown as links. A subset that models write: headings, lists, tables,
-// quotes, fenced code, emphasis, code, links.
+// Blocks of markdown as DOM nodes. Nothing here makes nodes of HTML: what looks like a tag is text.
+import { copyText, h } from "./dom.js";
+import { highlight } from "./highlight.js";
+import { renderInline } from "./inline.js";
 
-import { colour } from "./code.js";
+const MAX_DEPTH = 12;
+const FENCE = /^( {0,3})(`{3,}(?=[^`]*$)|~{3,})\s*(.*)$/;
+const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*))?$/;
+const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
+const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:[ \t]+(?=\S)|[ \t]*$)/;
+const QUOTE = /^ {0,3}> ?/;
+const DIVIDER = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
 
-const MAX_DEPTH = 24; // of quotes and lists; what lies deeper is text
-const SAFE_LINK = /^(https?:\/\/|mailto:)/i;
-
-function node(name, ...children) {
-  const result = document.createElement(name);
-  result.append(...children);
-  return result;
+/** A heading's text without the marks that may close it. */
+function headingText(text) {
+  const trimmed = text.trimEnd();
+  let end = trimmed.length;
+  while (end > 0 && trimmed[end - 1] === "#") end--;
+  return end === 0 || /\s/.test(trimmed[end - 1]) ? trimmed.slice(0, end) : trimmed;
 }
 
-// The blocks of a text as nodes.
-export function render(text) {
-  return blocks(text.replace(/\r\n?/g, "\n").split("\n"), 0);
+export const isFence = (line) => FENCE.exec(line);
+export const isItem = (line) => ITEM.test(line);
+export const isHeading = (line) => HEADING.test(line);
+
+/** Whether a line closes a fence whose marks are `fence`. */
+export function closesFence(line, fence) {
+  const text = line.trim();
+  return text.length >= fence.length && text === fence[0].repeat(text.length) && !/^ {4}/.test(line);
 }
 
-function blocks(lines, depth) {
-  const out = [];
-  let at = 0;
-  while (at < lines.length) {
-    const line = lines[at];
-    let match;
-    if (!line.trim()) {
-      at += 1;
-    } else if ((match = /^ {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*$/.exec(line))) {
-      const end = new RegExp(`^ {0,3}${match[1][0]}{${match[1].length},}[ \\t]*$`);
-      let stop = at + 1;
-      while (stop < lines.length && !end.test(lines[stop])) stop += 1;
-      out.push(codeBlock(lines.slice(at + 1, stop).join("\n"), match[2]));
-      at = stop + 1;
-    } else if ((match = /^ {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*$/.exec(line))) {
-      out.push(node(`h${match[1].length}`, ...inline(match[2])));
-      at += 1;
-    } else if (/^ {0,3}([-*_])[ \t]*(\1[ \t]*){2,}$/.test(line)) {
-      out.push(node("hr"));
-      at += 1;
-    } else if (/^ {0,3}>/.test(line) && depth < MAX_DEPTH) {
-      const stop = endOf(lines, at, (one) => /^ {0,3}>/.test(one));
-      const inner = lines.slice(at, stop).map((one) => one.replace(/^ {0,3}> ?/, ""));
-      out.push(node("blockquote", ...blocks(inner, depth + 1)));
-      at = stop;
-    } else if (item(line) && depth < MAX_DEPTH) {
-      at = list(lines, at, depth, out);
-    } else if (at + 1 < lines.length && line.includes("|") && isRule(lines[at + 1])) {
-      const stop = endOf(lines, at + 2, (one) => one.includes("|"));
-      out.push(table(lines.slice(at, stop)));
-      at = stop;
-    } else {
-      const stop = endOf(lines, at + 1, (one) => one.trim() && !startsBlock(one, depth));
-      out.push(node("p", ...inline(lines.slice(at, stop).join("\n"))));
-      at = stop;
-    }
-  }
-  return out;
+/** A block of code with its name and a button that copies it; `read` gives what is copied. */
+export function codeBlock(info, read) {
+  const language = /^[\w+#.-]*/.exec(info.trim())[0].toLowerCase();
+  const code = h("code", { dir: "ltr" });
+  const copy = h("button", { type: "button", class: "quiet" }, "Copy");
+  copy.addEventListener("click", () => copyText(read(), copy));
+  const element = h("div", { class: "code" }, h("div", { class: "code-head" }, h("span", {}, language || "text"), copy),
+    h("pre", { tabIndex: 0 }, code));
+  return { element, code, language };
 }
 
-function endOf(lines, from, belongs) {
-  let stop = from;
-  while (stop < lines.length && belongs(lines[stop])) stop += 1;
-  return stop;
+function finishedCode(info, text) {
+  const { element, code, language } = codeBlock(info, () => text);
+  code.append(...highlight(text, language));
+  return element;
 }
 
-function startsBlock(line, depth) {
-  return /^ {0,3}(`{3,}|~{3,}|#{1,6}[ \t])/.test(line)
-    || (depth < MAX_DEPTH && (/^ {0,3}>/.test(line) || item(line) !== null));
-}
-
-function item(line) {
-  return /^( *)([-*+]|\d{1,9}[.)])[ \t]+(?=\S)/.exec(line);
-}
-
-function list(lines, from, depth, out) {
-  const first = item(lines[from]);
-  const ordered = /\d/.test(first[2]);
-  const result = node(ordered ? "ol" : "ul");
-  if (ordered) result.start = parseInt(first[2], 10);
-  let at = from;
-  while (at < lines.length) {
-    const match = item(lines[at]);
-    if (!match || match[1].length > first[1].length + 1 || /\d/.test(match[2]) !== ordered
-      || match[1].length < first[1].length) break;
-    const inner = [lines[at].slice(match[0].length)];
-    const indent = match[1].length + 2;
-    at += 1;
-    // Lines that are indented belong to the item, also after an empty one.
-    while (at < lines.length) {
-      const line = lines[at];
-      const space = line.length - line.trimStart().length;
-      const isBlank = !line.trim();
-      if (isBlank && !(at + 1 < lines.length && /^ {2,}\S/.test(lines[at + 1])
-        && lines[at + 1].search(/\S/) >= indent)) break;
-      if (!isBlank && space < indent && (item(line) || startsBlock(line, depth))) break;
-      if (!isBlank && space < indent && !lines[at - 1].trim()) break;
-      inner.push(line.slice(Math.min(space, match[0].length)));
-      at += 1;
-    }
-    result.append(node("li", ...tight(blocks(inner, depth + 1))));
-    if (at < lines.length && !lines[at].trim()) {
-      const next = item(lines[at + 1] ?? "");
-      if (next && next[1].length === first[1].length) at += 1;
-    }
-  }
-  out.push(result);
-  return at;
-}
-
-// An item's only paragraph is its text.
-function tight(children) {
-  const [first, ...rest] = children;
-  return first?.nodeName === "P" ? [...first.childNodes, ...rest] : children;
-}
-
-function isRule(line) {
-  return line.includes("-") && /^[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/.test(line);
-}
-
+/** The cells of a table's row; a bar after a backslash or within code is text. */
 function cells(line) {
-  return line.trim().replace(/^\|/, "").replace(/\|$/, "").split(/(?<!\\)\|/)
-    .map((cell) => cell.trim().replace(/\\\|/g, "|"));
+  const found = [];
+  let cell = "";
+  let inCode = false;
+  const row = line.trim().replace(/^\|/, "").replace(/(^|[^\\])\|$/, "$1");
+  for (let i = 0; i < row.length; i++) {
+    const c = row[i];
+    if (c === "\\" && row[i + 1] === "|") { cell += "|"; i++; continue; }
+    if (c === "`") inCode = !inCode && row.includes("`", i + 1);
+    if (c === "|" && !inCode) { found.push(cell.trim()); cell = ""; } else cell += c;
+  }
+  found.push(cell.trim());
+  return found;
 }
 
 function table(lines) {
-  const head = cells(lines[0]);
-  const row = (line, kind) => node("tr", ...head.map((_, i) => node(kind, ...inline(cells(line)[i] ?? ""))));
-  const body = node("tbody", ...lines.slice(2).map((line) => row(line, "td")));
-  const wrapper = node("div", node("table", node("thead", row(lines[0], "th")), body));
-  wrapper.className = "table";
-  return wrapper;
+  const sides = cells(lines[1]).map((c) => (c.endsWith(":") ? (c.startsWith(":") ? "center" : "right") : "left"));
+  const row = (line, tag) => {
+    const found = cells(line);
+    return h("tr", {}, ...sides.map((side, i) => h(tag, { class: side, dir: "auto" }, ...renderInline(found[i] ?? ""))));
+  };
+  const body = lines.slice(2).map((line) => row(line, "td"));
+  return h("div", { class: "table", tabIndex: 0 }, h("table", {}, h("thead", {}, row(lines[0], "th")), h("tbody", {}, ...body)));
 }
 
-function codeBlock(text, language) {
-  const code = node("code", ...colour(text, language));
-  const name = node("span");
-  name.textContent = language.slice(0, 30);
-  const copy = node("button", "Copy");
-  copy.type = "button";
-  copy.dataset.action = "copy-code";
-  const bar = node("div", name, copy);
-  bar.className = "bar";
-  const block = node("div", bar, node("pre", code));
-  block.className = "code";
-  return block;
+function startsTable(lines, i) {
+  return lines[i].includes("|") && i + 1 < lines.length && DIVIDER.test(lines[i + 1]) && lines[i + 1].includes("-")
+    && cells(lines[i]).length === cells(lines[i + 1]).length;
 }
 
-const INLINE = new RegExp([
-  "(?<escape>\\\\[!-/:-@\\[-`{-~])",
-  "(?<code>(?<ticks>`+)(?!`)(?<inner>[^]*?[^`])\\k<ticks>(?!`))",
-  "(?<image>!?)\\[(?<label>[^\\[\\]\\n]{0,500})\\]\\((?<target>[^()\\s]{1,2000})(?:[ \\t]+\"[^\"\\n]*\")?\\)",
-  "<(?<auto>https?://[^\\s<>]{1,2000})>",
-  "(?<url>\\bhttps?://[^\\s<>()\\[\\]\"'`]{1,2000}[^\\s<>()\\[\\]\"'`.,:;!?*_])",
-  "(?<mark>\\*\\*|__|~~|(?<![A-Za-z0-9])_|\\*)(?=\\S)(?<strong>[^\\n]{1,2000}?)(?<=\\S)\\k<mark>(?![A-Za-z0-9_])",
-].join("|"), "g");
-
-const MARKS = { "**": "strong", "__": "strong", "~~": "del", "*": "em", "_": "em" };
-
-function inline(text, depth = 0) {
-  const out = [];
-  let end = 0;
-  for (const match of text.matchAll(INLINE)) {
-    const groups = match.groups;
-    if (match.index > end) out.push(text.slice(end, match.index));
-    end = match.index + match[0].length;
-    if (groups.escape) {
-      out.push(groups.escape[1]);
-    } else if (groups.code) {
-      out.push(node("code", groups.inner.replace(/\n/g, " ").replace(/^ (.*) $/, "$1")));
-    } else if (groups.target !== undefined) {
-      const label = groups.label || (groups.image ? "image" : groups.target);
-      out.push(link(groups.target, groups.image ? [`🖼 ${label}`] : inline(label, depth + 1), match[0]));
-    } else if (groups.auto || groups.url) {
-      const target = groups.auto ?? groups.url;
-      out.push(link(target, [target], match[0]));
-    } else if (depth < 8) {
-      out.push(node(MARKS[groups.mark], ...inline(groups.strong, depth + 1)));
-    } else {
-      out.push(match[0]);
+/** Reads a list that begins at a line; returns its element and the line after it. */
+function list(lines, first, depth) {
+  const [, indent, marker] = ITEM.exec(lines[first]);
+  const ordered = /\d/.test(marker);
+  const kind = marker.at(-1);
+  const element = h(ordered ? "ol" : "ul");
+  if (ordered && Number.parseInt(marker, 10) !== 1) element.start = Number.parseInt(marker, 10);
+  let i = first;
+  while (i < lines.length) {
+    const match = ITEM.exec(lines[i]);
+    if (!match || match[2].at(-1) !== kind || match[1].length > indent.length + 3 || match[1].length < indent.length || RULE.test(lines[i])) break;
+    const width = Math.min(match[0].length, match[1].length + match[2].length + 4);
+    const content = [lines[i].slice(width)];
+    let isLoose = false;
+    let fence = null;
+    for (i++; i < lines.length; i++) {
+      const line = lines[i];
+      const deep = /^ */.exec(line)[0].length;
+      if (line.trim() === "") {
+        content.push("");
+        continue;
+      }
+      // Models indent nested items by two spaces also where three would be due.
+      const isInside = deep >= width || (deep > match[1].length && (deep >= match[1].length + 2));
+      const after = content.at(-1) === "";
+      if (!isInside && (after || ITEM.test(line) || FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || RULE.test(line))) break;
+      if (after && !fence) isLoose = true;
+      content.push(line.slice(Math.min(deep, width)));
+      const mark = FENCE.exec(content.at(-1));
+      if (fence ? closesFence(content.at(-1), fence) : mark) fence = fence ? null : mark[2];
     }
+    while (content.length > 1 && content.at(-1) === "") content.pop();
+    const item = h("li", { dir: "auto" });
+    const task = /^\[([ xX])\][ \t]+/.exec(content[0]);
+    if (task) {
+      content[0] = content[0].slice(task[0].length);
+      item.className = "task";
+      item.append(h("span", { role: "img", "aria-label": task[1] === " " ? "open" : "done" }, task[1] === " " ? "☐ " : "☑ "));
+    }
+    item.append(...blocks(content, depth + 1, !isLoose));
+    element.append(item);
   }
-  if (end < text.length) out.push(text.slice(end));
-  return out;
+  return { element, next: i };
 }
 
-// A link where its target is one that may be opened; else what was written.
-function link(target, children, written) {
-  if (!SAFE_LINK.test(target)) return written;
-  const result = node("a", ...children);
-  result.href = target;
-  result.target = "_blank";
-  result.rel = "noopener noreferrer nofollow";
-  result.referrerPolicy = "no-referrer";
-  return result;
+/** Nodes of lines. `isTight` leaves paragraphs without an element of their own, as in lists. */
+function blocks(lines, depth, isTight = false) {
+  const nodes = [];
+  let i = 0;
+  while (i < lines.length) {
+    const line = lines[i];
+    if (line.trim() === "") { i++; continue; }
+    const fence = FENCE.exec(line);
+    if (fence) {
+      const content = [];
+      for (i++; i < lines.length && !closesFence(lines[i], fence[2]); i++) content.push(lines[i].slice(0, fence[1].length).trim() ? lines[i] : lines[i].slice(fence[1].length));
+      // The last line's end is no line.
+      if (i === lines.length && content.at(-1) === "") content.pop();
+      i++;
+      nodes.push(finishedCode(fence[3], content.join("\n")));
+      continue;
+    }
+    const heading = HEADING.exec(line);
+    if (heading) {
+      // The page's own title is the first level.
+      nodes.push(h(`h${Math.min(6, heading[1].length + 1)}`, { dir: "auto" }, ...renderInline(headingText(heading[2] ?? ""))));
+      i++;
+      continue;
+    }
+    if (RULE.test(line)) { nodes.push(h("hr")); i++; continue; }
+    if (depth < MAX_DEPTH && QUOTE.test(line)) {
+      const content = [];
+      for (; i < lines.length && QUOTE.test(lines[i]); i++) content.push(lines[i].replace(QUOTE, ""));
+      nodes.push(h("blockquote", { dir: "auto" }, ...blocks(content, depth + 1)));
+      continue;
+    }
+    if (depth < MAX_DEPTH && ITEM.test(line)) {
+      const { element, next } = list(lines, i, depth);
+      nodes.push(element);
+      i = next;
+      continue;
+    }
+    if (startsTable(lines, i)) {
+      const first = i;
+      for (i += 2; i < lines.length && lines[i].trim() && lines[i].includes("|");) i++;
+      nodes.push(table(lines.slice(first, i)));
+      continue;
+    }
+    const content = [line.trimStart()];
+    for (i++; i < lines.length; i++) {
+      const next = lines[i];
+      if (next.trim() === "" || FENCE.test(next) || HEADING.test(next) || RULE.test(next) || startsTable(lines, i)) break;
+      if (depth < MAX_DEPTH && (QUOTE.test(next) || (ITEM.test(next) && !/^ *\d*[2-9]\d*[.)]/.test(next)))) break;
+      content.push(next.trimStart());
+    }
+    const inline = renderInline(content.join("\n").trimEnd());
+    if (isTight) nodes.push(...inline);
+    else nodes.push(h("p", { dir: "auto" }, ...inline));
+  }
+  return nodes;
+}
+
+/** DOM nodes of a text in markdown. */
+export function renderMarkdown(text) {
+  return blocks(text.replace(/\r\n?/g, "\n").replace(/\t/g, "    ").split("\n"), 0);
 }

@@ -1,65 +1,84 @@
-// Conversations and settings, in this browser only. The key is forgotten with the tab.
+// What this browser remembers: conversations and settings. The API key is kept for the tab only.
 
-const CHATS = "srt.chats";
+const MAX_CONVERSATIONS = 100;
+const PREFIX = "srt.chat.";
 const SETTINGS = "srt.settings";
+const THEME = "srt.theme";
 const KEY = "srt.key";
-const MAX_CHATS = 100;
-const MAX_CHARACTERS = 4_000_000; // browsers give an origin some five million
 
-function read(storage, name, otherwise) {
+function read(storage, name) {
   try {
-    return JSON.parse(storage.getItem(name)) ?? otherwise;
+    return JSON.parse(storage().getItem(name));
   } catch {
-    return otherwise;
+    return null;
   }
 }
 
-function isChat(chat) {
-  return chat && typeof chat.id === "string" && Array.isArray(chat.messages);
+function write(storage, name, value) {
+  try {
+    if (value === null) storage().removeItem(name);
+    else storage().setItem(name, JSON.stringify(value));
+    return true;
+  } catch {
+    return false;
+  }
 }
 
-export function loadChats() {
-  const chats = read(localStorage, CHATS, []);
-  return Array.isArray(chats) ? chats.filter(isChat) : [];
+// Reading the property fails where storage is switched off.
+const local = () => window.localStorage;
+const session = () => window.sessionStorage;
+
+export const loadSettings = () => read(local, SETTINGS) ?? {};
+export const saveSettings = (settings) => write(local, SETTINGS, settings);
+export const loadTheme = () => read(local, THEME) ?? "auto";
+export const saveTheme = (theme) => write(local, THEME, theme);
+export const loadKey = () => read(session, KEY) ?? "";
+export const saveKey = (key) => write(session, KEY, key || null);
+
+export function newConversation() {
+  const id = Array.from(crypto.getRandomValues(new Uint8Array(12)), (b) => b.toString(16).padStart(2, "0")).join("");
+  return { id, title: "New chat", updated: Date.now(), messages: [] };
 }
 
-// Saves the conversations, the newest first; the oldest go where there is no room for all.
-export function saveChats(chats) {
-  let kept = chats.filter((chat) => chat.messages.length).slice(0, MAX_CHATS);
-  for (;;) {
-    const text = JSON.stringify(kept);
-    try {
-      if (text.length > MAX_CHARACTERS) throw new Error("full");
-      localStorage.setItem(CHATS, text);
-      return;
-    } catch {
-      if (kept.length <= 1) return; // one that does not fit lives as long as the page
-      kept = kept.slice(0, Math.ceil(kept.length / 2));
+function isConversation(value) {
+  return typeof value?.id === "string" && Array.isArray(value.messages)
+    && value.messages.every((m) => typeof m?.content === "string" && (m.role === "user" || m.role === "assistant"));
+}
+
+/** All conversations, the newest first. */
+export function loadConversations() {
+  const found = [];
+  try {
+    for (let i = 0; i < localStorage.length; i++) {
+      const name = localStorage.key(i);
+      if (!name.startsWith(PREFIX)) continue;
+      const value = read(local, name);
+      if (isConversation(value)) found.push(value);
     }
+  } catch { /* storage is switched off: nothing is remembered */ }
+  return found.sort((a, b) => b.updated - a.updated);
+}
+
+/** Saves a conversation; the oldest others make room. Returns whether it is saved. */
+export function saveConversation(conversation) {
+  const others = loadConversations().filter((c) => c.id !== conversation.id);
+  while (others.length >= MAX_CONVERSATIONS) deleteConversation(others.pop().id);
+  while (!write(local, PREFIX + conversation.id, conversation)) {
+    if (!others.length) return false;
+    deleteConversation(others.pop().id);
   }
+  return true;
 }
 
-export function loadSettings() {
-  const settings = read(localStorage, SETTINGS, {});
-  return settings && typeof settings === "object" ? settings : {};
+export function deleteConversation(id) {
+  write(local, PREFIX + id, null);
 }
 
-export function saveSettings(settings) {
-  try {
-    localStorage.setItem(SETTINGS, JSON.stringify(settings));
-  } catch { /* they hold while the page is open */ }
-}
-
-export function loadKey() {
-  try {
-    return sessionStorage.getItem(KEY) ?? "";
-  } catch {
-    return "";
-  }
-}
-
-export function saveKey(key) {
-  try {
-    sessionStorage.setItem(KEY, key);
-  } catch { /* it holds while the page is open */ }
+/** A conversation as a document. */
+export function toMarkdown(conversation) {
+  const parts = conversation.messages.map((m) => {
+    const calls = (m.toolCalls ?? []).map((c) => `\n\n    ${c.name}(${c.arguments})`).join("");
+    return `## ${m.role === "user" ? "You" : "Assistant"}\n\n${m.content}${calls}`;
+  });
+  return `# ${conversation.title}\n\n${parts.join("\n\n")}\n`;
 }

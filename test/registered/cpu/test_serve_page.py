@@ -17,7 +17,7 @@ from srt.serve import page_routes
 from srt.test.browser import browser, requested_urls
 from srt.test.ci_register import register_cpu_ci
 
-register_cpu_ci(est_time=30, suite="per-commit")
+register_cpu_ci(est_time=60, suite="per-commit")
 
 KEY = "secret"
 
@@ -132,7 +132,7 @@ class Page:
         window.execute_script("localStorage.clear(); sessionStorage.clear();")
         requested_urls(window)
         window.get(url)
-        until(lambda: self.text("#facts"))
+        until(lambda: self.text("#machine"))
 
     def find(self, selector: str) -> Any:
         return self.window.find_element("css selector", selector)
@@ -180,7 +180,8 @@ class Page:
         return str(self.window.execute_script(script) or "").strip()
 
     def problems(self) -> list[str]:
-        return [entry["message"] for entry in self.window.get_log("browser")]
+        entries = self.window.get_log("browser")
+        return [entry["message"] for entry in entries if entry["level"] != "DEBUG"]
 
 
 @pytest.fixture
@@ -200,7 +201,8 @@ def test_an_answer_comes_piece_by_piece_with_its_figures(page: Page, server: Pla
     assert page.text(".message.assistant strong") == "three"
     assert "4 tokens" in page.text(".message.assistant .stats")
     assert "tokens/s" in page.text(".message.assistant .stats")
-    assert "Tiny-FP8 · float16 · avx2, 2 threads" in page.text("#facts")
+    assert page.text("#model") == "Tiny-FP8"
+    assert page.text("#machine") == "float16 · avx2 · 2 threads · 8,192 context"
     assert server.requests[0]["messages"] == [{"role": "user", "content": "count"}]
     assert page.problems() == []
     assert all(url.startswith(server.url) for url in requested_urls(page.window))
@@ -226,7 +228,7 @@ def test_edit_and_retry_go_on_from_there(page: Page, server: PlayedServer) -> No
     until(lambda: page.answer() == "third")
     assert [m["content"] for m in server.requests[-1]["messages"]] == ["one", "first", "two"]
     page.window.execute_script("document.querySelector('[data-action=edit]').click()")
-    page.find(".edit textarea").send_keys(" more\n")
+    page.find("textarea.edit").send_keys(" more\n")
     until(lambda: page.answer() == "fourth")
     assert server.requests[-1]["messages"] == [{"role": "user", "content": "one more"}]
     assert len(page.all(".message")) == 2
@@ -244,7 +246,7 @@ def test_it_can_be_used_by_keyboard_alone(page: Page, server: PlayedServer) -> N
     until(lambda: server.requests and not page.is_running)
     assert server.requests[0]["messages"][0]["content"] == "a line\nanother"
     page.press(Keys.ARROW_UP)
-    until(lambda: page.all(".edit textarea"))
+    until(lambda: page.all("textarea.edit"))
     page.press("!", Keys.ENTER)
     until(lambda: len(server.requests) == 2 and not page.is_running)
     assert server.requests[1]["messages"][0]["content"] == "a line\nanother!"
@@ -266,7 +268,9 @@ HOSTILE = [
     "<iframe src='https://example.com'></iframe><svg onload='window.hacked=1'>",
     "<a href='javascript:window.hacked=1'>x</a><style>body{display:none}</style>",
     "\u202egnirts\u202c \x00\x07 &lt;script&gt; &#60;script&#62;",
-    "\n".join("  " * i + "- x" for i in range(200)),
+    "\n".join("  " * i + "- x" for i in range(1000)),
+    "*a [b](`c " * 10_000,
+    "\n".join(["word " * 200] * 100),
     "> " * 500 + "deep",
     "*" * 3000 + "a" + "_" * 3000 + "`" * 999 + "[" * 2000,
     "| a | b |\n|---|---|\n| <script>window.hacked=1</script> | `<b>` |",
@@ -275,6 +279,7 @@ HOSTILE = [
 
 def test_nothing_that_a_model_writes_runs_or_is_fetched(page: Page, server: PlayedServer) -> None:
     server.answers = [[text[i : i + 40] for i in range(0, len(text), 40)] for text in HOSTILE]
+    assert max(map(len, HOSTILE)) >= 100_000
     server.answers.append(["end"])
     for _ in HOSTILE:
         page.ask("x")
@@ -294,8 +299,62 @@ def test_nothing_that_a_model_writes_runs_or_is_fetched(page: Page, server: Play
     assert all(href.startswith("https://example.com/") for href, _ in links)
     assert all("noopener" in rel and "noreferrer" in rel for _, rel in links)
     assert "<script>window.hacked = 1</script>" in page.text("#log")
+    # What would turn the direction of the text around it, or hide, is shown.
+    assert "[U+202E]gnirts[U+202C] \u2400\u2407" in page.text("#log")
     assert page.problems() == []
     assert all(url.startswith(server.url) for url in requested_urls(page.window))
+
+
+def test_events_are_read_wherever_they_are_cut(page: Page) -> None:
+    text = "\ufeff: hello\r\ndata: {\r\ndata:1}\r\n\r\nevent: x\rdata: é\r\rdata: last\n\nid: 1\n\n"
+    script = """
+        const [text, done] = arguments;
+        import('/api.js').then(({ EventReader }) => {
+          const all = new Set();
+          for (let i = 0; i <= text.length; i++) for (let j = i; j <= text.length; j++) {
+            const reader = new EventReader();
+            const parts = [text.slice(0, i), text.slice(i, j), text.slice(j)];
+            all.add(JSON.stringify(parts.flatMap((part) => reader.push(part))));
+          }
+          done([...all]);
+        });"""
+    found = page.window.execute_async_script(script, text)
+    assert [json.loads(one) for one in found] == [["{\n1}", "é", "last"]]
+
+
+STREAMED = (
+    "# T\n\nOne *two*\nthree.\n## U\n- a\n\n- b\n  ```py\n  x = 1\n\n  y\n  ```\n- c\n\n1. d\n\n"
+    "End\n"
+    "```js\nlet x = 1;\n\n``\n- no item\n```\nafter\n\n> q\n> r\n\n"
+    "| a | b |\n|---|---|\n| 1 | 2 |\n"
+    "\n~~~\nnever closed\n"
+)
+
+
+def test_a_stream_looks_as_the_whole(page: Page) -> None:
+    """Whatever was rendered on the way, wherever the text was cut."""
+    script = """
+        const [text, done] = arguments;
+        Promise.all([import('/stream.js'), import('/markdown.js')]).then(([stream, markdown]) => {
+          const whole = document.createElement('div');
+          whole.append(...markdown.renderMarkdown(text));
+          const wrong = [];
+          for (let size = 1; size <= text.length; size++) {
+            const root = document.createElement('div');
+            const view = new stream.StreamView(root);
+            for (let at = 0; at < text.length; at += size) {
+              view.pending += text.slice(at, at + size);
+              view.render(false);
+            }
+            view.finish();
+            const same = root.innerHTML === whole.innerHTML;
+            if (!same) wrong.push([size, root.innerHTML, whole.innerHTML]);
+          }
+          done([wrong.slice(0, 1), whole.textContent]);
+        });"""
+    wrong, shown = page.window.execute_async_script(script, STREAMED)
+    assert wrong == []
+    assert "never closed" in shown
 
 
 def test_a_long_answer_stays_smooth(page: Page, server: PlayedServer) -> None:
@@ -311,15 +370,15 @@ def test_a_long_answer_stays_smooth(page: Page, server: PlayedServer) -> None:
     page.ask("long")
     assert len(page.all(".message.assistant .body p")) == paragraphs
     made = page.window.execute_script("return window.made")
-    assert made < 8 * paragraphs  # p and strong, twice, and the last ones of each frame
+    assert made < 4 * paragraphs  # p and strong, and the last ones of each frame
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "message", "shown"),
+    ("status", "headers", "message"),
     [
-        (429, {"Retry-After": "7"}, "the queue is full", "the queue is full (again in 7 s)"),
-        (503, {}, "the engine is restarting", "the engine is restarting"),
-        (400, {}, "a prompt of 9000 tokens", "a prompt of 9000 tokens"),
+        (429, {}, "the queue is full"),
+        (503, {"Retry-After": "3600"}, "the engine is restarting"),
+        (400, {}, "a prompt of 9000 tokens"),
     ],
 )
 def test_the_servers_own_words_are_shown_and_retry_works(
@@ -328,22 +387,36 @@ def test_the_servers_own_words_are_shown_and_retry_works(
     status: int,
     headers: dict[str, str],
     message: str,
-    shown: str,
 ) -> None:
     server.refusal = (status, headers, message)
     page.ask("x")
-    assert page.text(".message.assistant .error") == shown
+    assert page.text(".message.assistant .error") == message
     server.refusal = None
     page.click("[data-action=retry]")
     until(lambda: page.answer() == "Hello.")
     assert not page.all(".message .error")
 
 
+def test_a_busy_server_is_asked_again_when_it_says(page: Page, server: PlayedServer) -> None:
+    server.refusal = (503, {"Retry-After": "1"}, "the engine is restarting")
+    page.ask("x", wait=False)
+    until(lambda: "Trying again in 1 s." in page.text(".message.assistant .note"))
+    assert page.is_running
+    server.refusal = None
+    until(lambda: page.answer() == "Hello." and not page.is_running)
+    server.refusal = (429, {"Retry-After": "30"}, "the queue is full")
+    page.ask("y", wait=False)
+    until(lambda: "the queue is full" in page.all(".message.assistant .note")[-1].text)
+    page.find("#stop").click()
+    until(lambda: not page.is_running)
+
+
 def test_a_key_is_asked_for_and_goes_with_the_tab(window: Any, server: PlayedServer) -> None:
     server.key = KEY
     page = Page(window, server.url)
-    until(lambda: page.find("#set-key").is_displayed())
-    page.find("#set-key").send_keys(KEY, "\t")
+    until(lambda: page.find("#key").is_displayed())
+    assert page.text("#key-message") == "expected an API key, found none"
+    page.find("#key").send_keys(KEY, "\n")
     until(lambda: "Tiny-FP8" in page.text("#facts"))
     page.ask("x")
     assert page.answer() == "Hello."
@@ -357,6 +430,7 @@ def test_conversations_and_settings_survive_a_reload(
     page.find("#settings-button").click()
     page.find("#set-system").send_keys("Be kind.")
     page.find("#set-temperature").send_keys("0.5\t")
+    page.find("#close-settings").click()
     page.ask("remember me")
     assert server.requests[0]["messages"][0] == {"role": "system", "content": "Be kind."}
     assert server.requests[0]["temperature"] == 0.5
@@ -365,6 +439,7 @@ def test_conversations_and_settings_survive_a_reload(
     next(one for one in page.all("#chats .open") if one.text == "remember me").click()
     until(lambda: page.answer() == "Hello.")
     page.find("#chats [aria-label='Delete remember me']").click()
+    window.switch_to.alert.accept()
     until(lambda: "remember me" not in page.text("#chats"))
 
 
@@ -391,7 +466,7 @@ MARKDOWN = {
     "a *b* **c** ~~d~~ `e*f*`": "<p>a <em>b</em> <strong>c</strong> <del>d</del> "
     "<code>e*f*</code></p>",
     "snake_case_name 2*3*4": "<p>snake_case_name 2*3*4</p>",
-    "# H\ntext": "<h1>H</h1><p>text</p>",
+    "# H\ntext": "<h2>H</h2><p>text</p>",
     "- a\n- b\n  - c\n\n1. d\n2. e": "<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul>"
     "<ol><li>d</li><li>e</li></ol>",
     "> q\n> r": "<blockquote><p>q\nr</p></blockquote>",
@@ -408,9 +483,11 @@ MARKDOWN = {
 @pytest.mark.parametrize("text", MARKDOWN)
 def test_markdown(page: Page, text: str) -> None:
     script = (
-        "const done = arguments[1]; import('/markdown.js').then(({ render }) => {"
-        " const root = document.createElement('div'); root.append(...render(arguments[0]));"
-        " for (const one of root.querySelectorAll('[class]')) one.removeAttribute('class');"
+        "const done = arguments[1]; import('/markdown.js').then(({ renderMarkdown }) => {"
+        " const root = document.createElement('div'); root.append(...renderMarkdown(arguments[0]));"
+        " for (const one of root.querySelectorAll('*'))"
+        " for (const name of ['class', 'dir', 'tabindex'])"
+        " one.removeAttribute(name);"
         " for (const one of root.querySelectorAll('[start]')) one.removeAttribute('start');"
         " done(root.innerHTML); });"
     )

@@ -203,6 +203,13 @@ def make_router(
         """Answers a conversation."""
         body = await read_body(request, ChatCompletionRequest)
         check_model(body.model, state.model_names)
+        if body.stream and body.prompt_logprobs is not None:
+            raise ApiError(
+                400,
+                "stream: expected false, since log-probabilities of the prompt are asked for, "
+                "which come whole",
+                param="stream",
+            )
         n = body.n or 1
         choice = body.choice()
         continues = bool(body.continue_final_message)

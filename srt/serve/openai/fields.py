@@ -1,7 +1,7 @@
 """Fields that several of OpenAI's requests have, and what becomes of them."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,7 +26,8 @@ class StreamOptions(RequestModel):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-    continuous_usage_stats: bool | None = None
+    # Usage comes once, at the end.
+    continuous_usage_stats: Literal[False] | None = None
 
 
 class SamplingFields(RequestModel):

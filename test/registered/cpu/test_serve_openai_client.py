@@ -285,6 +285,16 @@ REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], str]] = [
     ({"logit_bias": {"99999999": 1}}, openai.BadRequestError, "logit_bias: .*found 99999999"),
     ({"stop": ["a", ""]}, openai.BadRequestError, r"stop\[1\]"),
     ({"top_logprobs": 3}, openai.BadRequestError, "top_logprobs: expected logprobs"),
+    (
+        {"stream": True, "extra_body": {"prompt_logprobs": 1}},
+        openai.BadRequestError,
+        "stream: expected false",
+    ),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        openai.BadRequestError,
+        r"stream_options\.continuous_usage_stats: ",
+    ),
     ({"extra_body": {"regex": "(a"}}, openai.BadRequestError, "regex cannot be used"),
     ({"tools": [WEATHER]}, openai.BadRequestError, "tools: "),
     ({"tool_choice": "required"}, openai.BadRequestError, "expected tools with it"),

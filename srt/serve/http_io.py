@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 ModelT = TypeVar("ModelT", bound=BaseModel)
 T = TypeVar("T")
 # What pydantic adds to the place of an error in a union: the member that it tried.
-_MEMBER = ("str", "int", "float", "bool", "list[", "dict[", "function-", "constrained-", "json-or")
+_SCALARS = ("str", "int", "float", "bool")
+_MEMBER = ("list[", "dict[", "function-", "constrained-", "json-or")
 
 
 class Abortable(Protocol):
@@ -70,7 +71,7 @@ def _path(location: Sequence[int | str]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part[:1].isupper() or part.startswith(_MEMBER):
+        elif part[:1].isupper() or part in _SCALARS or part.startswith(_MEMBER):
             continue
         else:
             path += f".{part}" if path else part

@@ -95,6 +95,7 @@ def _evaluate(
 def _score(engine: Engine, context: str, ending: str) -> tuple[float, bool]:
     """The log-probability of an ending, and whether each token of it is the most likely."""
     tokenizer = engine.tokenizer
+    assert tokenizer is not None
     start = len(tokenizer.encode(context))
     ids = tokenizer.encode(context + ending)
     params = SamplingParams(

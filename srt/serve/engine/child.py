@@ -22,6 +22,7 @@ from srt.serve.engine.protocol import (
     TokenIdArray,
     encode_frame,
 )
+from srt.utils.openmp import spin_limit_beside_server
 
 # Finds the same modules as this process does, wherever it was started.
 _PROGRAM = (
@@ -63,6 +64,7 @@ class Child(asyncio.Protocol):
                 self._process = subprocess.Popen(
                     [*command, json.dumps([path or os.getcwd() for path in sys.path])],
                     stdin=subprocess.DEVNULL,
+                    env=os.environ | spin_limit_beside_server(os.environ),
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,  # Ctrl-C is for the server
                 )

@@ -102,19 +102,23 @@ class _Server:
 
     async def _start(self, engine: EngineClient) -> tuple[ServerState, EngineFacts]:
         """Both processes read the checkpoint at the same time."""
-        files = asyncio.ensure_future(asyncio.to_thread(ModelFiles.load, self._engine_config))
-        # What is wrong with the checkpoint's files both find; this process says it.
+        load = asyncio.to_thread(ModelFiles.load, self._engine_config)
+        loading, starting = asyncio.ensure_future(load), asyncio.ensure_future(engine.start())
+        both = (loading, starting)
         try:
-            facts = await engine.start()
+            await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+            # What is wrong with the checkpoint's files both find.
+            files, facts = await loading, await starting
         finally:
-            await asyncio.wait([files])
+            starting.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
         config = self._config
         names = config.served_model_name or (Path(self._engine_config.model_path).name,)
         return ServerState(
             config=config,
             engine_config=self._engine_config,
-            files=files.result(),
-            parsers=_make_parsers(files.result(), config),
+            files=files,
+            parsers=_make_parsers(files, config),
             engine=engine,
             model_names=tuple(names),
             started_at=int(time.time()),

@@ -1,10 +1,10 @@
 """Decides what the next forward pass computes.
 
 Running requests come first: while prompts are being prefilled, chunk by chunk, every chunk is
-followed by a decode pass. A request is admitted when its tokens fit into the KV cache with some
-room to spare for what runs; if the room is gone all the same, the request that came last is
-retracted: its slots become free, and later all its tokens are computed again like a prompt, which
-gives the same bits.
+followed by a decode pass. How the prompts share a chunk is in `fair_shares`. A request is admitted
+when its tokens fit into the KV cache with some room to spare for what runs; if the room is gone all
+the same, the request that came last is retracted: its slots become free, and later all its tokens
+are computed again like a prompt, which gives the same bits.
 
 A pass commits or leaves no trace. Its updates are computed first (`forward_pass`), which changes no
 request; then one assignment commits them, and from there on they count, whatever interrupts what
@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from srt.errors import EngineStateError, RequestError
+from srt.managers.fair_shares import share_out
 from srt.managers.forward_pass import ForwardPass, Part, WorkDone, failed
 from srt.managers.inbox import Inbox
 from srt.managers.kv_manager import KVManager
@@ -96,10 +97,10 @@ class Scheduler:
         """What the passes have computed."""
         return self._forward.work
 
-    def take_admitted(self) -> list[RequestId]:
-        """Requests that have begun since the last call, in that order."""
-        admitted, self._admitted = self._admitted, []
-        return admitted
+    @property
+    def admitted(self) -> list[RequestId]:
+        """Requests that have begun with the last pass, in that order."""
+        return self._admitted
 
     @property
     def kv(self) -> KVManager:
@@ -187,6 +188,7 @@ class Scheduler:
             logger.warning("%s could not leave the cache, which begins anew", suspect.label)
 
     def _pass(self) -> None:
+        self._admitted = []
         self._changing(self._take_arrived)
         self._take_dropped()
         self._take_aborted()
@@ -323,18 +325,13 @@ class Scheduler:
 
     def _next_chunk(self) -> list[Part]:
         """The prompt tokens of the next pass."""
+        wanted = [(req, _wanted_tokens(req)) for req in self._prefilling]
         parts: list[Part] = []
-        budget = self._chunk
-        for req in self._prefilling:
-            if budget == 0:
-                break
-            wants_all = req.params.return_prompt_logprob and not req.output_ids
-            count = min(budget, req.seq_len - req.kv_len)
-            count = min(count, _PROMPT_LOGPROB_CHUNK) if wants_all else count
+        for req, count in share_out(wanted, self._chunk, others_decode=bool(self._decoding)):
             tokens = req.token_ids[req.kv_len : req.kv_len + count]
             assert req.req_pool_idx is not None
+            wants_all = _wants_all_logits(req)
             parts.append((req, ExtendInput(tokens, req.kv_len, req.req_pool_idx, wants_all)))
-            budget -= count
         return parts
 
     def _make_room(self) -> None:
@@ -353,3 +350,13 @@ class Scheduler:
         if self._decoding:
             self._suspect = self._decoding[-1]
             self._kv.grow(self._decoding)
+
+
+def _wants_all_logits(req: Req) -> bool:
+    return req.params.return_prompt_logprob and not req.output_ids
+
+
+def _wanted_tokens(req: Req) -> int:
+    """Prompt tokens that a pass may compute, others not considered."""
+    lacking = req.seq_len - req.kv_len
+    return min(lacking, _PROMPT_LOGPROB_CHUNK) if _wants_all_logits(req) else lacking

@@ -136,7 +136,7 @@ class EngineLoop:
     def _step(self) -> None:
         chunks = self._engine.step()
         now = time.perf_counter()
-        admitted = [str(rid) for rid in self._engine.scheduler.take_admitted()]
+        admitted = [str(rid) for rid in self._engine.scheduler.admitted]
         for rid in admitted:
             if rid in self._arrived:
                 self._queued[rid] = now - self._arrived.pop(rid)

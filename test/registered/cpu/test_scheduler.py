@@ -1,6 +1,7 @@
 """The scheduler over a model that is only its cache."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srt.errors import RequestError
+from srt.managers.fair_shares import share_out
 from srt.managers.schedule_batch import FinishReason, ReqUpdate
+from srt.managers.scheduler import Scheduler
 from srt.mem_cache.cache_size import choose_cache_size
 from srt.test.cache_invariants import check_consistent
 from srt.test.cache_only_runner import (
@@ -109,6 +112,70 @@ def test_running_requests_decode_between_the_chunks_of_a_prompt() -> None:
     for _ in range(9):
         scheduler.step()
     assert runner.passes == ["decode", "extend"] * 4 + ["decode"]
+
+
+def passes_until(scheduler: Scheduler, condition: Callable[[], bool]) -> int:
+    count = 0
+    while not condition():
+        scheduler.step()
+        count += 1
+        assert count < 5000, "the scheduler makes no progress"
+    return count
+
+
+def test_a_long_prompt_keeps_others_neither_from_their_first_nor_their_next_token() -> None:
+    scheduler, runner = make_scheduler(size=1000, chunk=8)
+    talker = make_req("talker", [1, 2], 200)
+    scheduler.add([talker])
+    scheduler.step()
+    long = make_req("long", [i % VOCAB for i in range(400)], 3)
+    scheduler.add([long])
+    scheduler.step()
+    late = [make_req(f"late {i}", [9 + i] * 6, 3) for i in range(3)]
+    scheduler.add(late)
+    runner.passes.clear()
+    before, extended, said = long.kv_len, runner.extended, len(talker.output_ids)
+    count = passes_until(scheduler, lambda: all(req.output_ids for req in late))
+    # A short pass while another decodes: a quarter of 8 tokens, half of it for the three.
+    assert count <= 2 * 3 * 6 + 1
+    extends = runner.passes.count("extend")
+    assert runner.extended - extended == 2 * extends
+    assert long.kv_len - before == extends
+    assert len(talker.output_ids) - said >= extends - 1
+    run(scheduler)
+    for req, new in ((talker, 200), (long, 3), *((req, 3) for req in late)):
+        assert req.output_ids == expected_output(req.prompt_ids, new)
+
+
+def test_short_prompts_do_not_keep_a_long_one_from_going_on() -> None:
+    scheduler, runner = make_scheduler(size=1000, rows=8, chunk=8)
+    long = make_req("long", [i % VOCAB for i in range(160)], 1)
+    scheduler.add([long])
+    scheduler.step()
+    count = 0
+    while not long.output_ids:
+        # As many as can run at all, each of another prefix and ending with its first token.
+        count += 1
+        scheduler.add([make_req(count, [count % VOCAB, (count // VOCAB) % VOCAB, 3], 1)])
+        scheduler.step()
+        assert count <= 2 * 160 / 8
+    assert runner.passes.count("decode") == 0
+
+
+def test_prompts_of_one_pass_and_equal_ones_are_computed_in_the_order_of_arrival() -> None:
+    assert share_out([("a", 5), ("b", 1000), ("c", 2)], 8, others_decode=True) == [
+        ("a", 5),
+        ("b", 3),
+    ]
+    assert share_out([("a", 20), ("b", 20), ("c", 20)], 8, others_decode=True) == [("a", 8)]
+    assert share_out([("a", 33), ("b", 4), ("c", 2)], 16, others_decode=True) == [
+        ("a", 10),
+        ("c", 2),
+        ("b", 4),
+    ]
+    assert share_out([("a", 500)], 1, others_decode=True) == [("a", 1)]
+    assert share_out([("a", 500)], 16, others_decode=False) == [("a", 16)]
+    assert share_out([("a", 500)], 16, others_decode=True) == [("a", 4)]
 
 
 def test_under_pressure_the_last_request_steps_back_and_ends_right() -> None:

@@ -364,27 +364,28 @@ def test_async_streams_end_at_the_server_when_they_are_left(server: LiveServer) 
         await client.close()
 
     asyncio.run(work())
-    wait_until(lambda: running_requests(server) == 0)
+    wait_until(lambda: metric(server, "srt_num_requests_running") == 0)
 
 
-def running_requests(server: LiveServer) -> int:
-    body = httpx.get(f"{server.url}/metrics").text
-    lines = [line for line in body.splitlines() if line.startswith("srt_num_requests_running")]
-    return int(float(lines[0].split()[-1]))
+def metric(server: LiveServer, name: str) -> float:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{name} ")]
+    return float(line.split()[-1])
 
 
 def test_the_same_bytes_alone_and_beside_others(client: openai.OpenAI, server: LiveServer) -> None:
-    """Also streamed, and in one second server with another cache that is too small for all."""
+    """Also streamed, and on a second server whose cache is too small: requests are retracted."""
     requests: list[dict[str, Any]] = [
         {
             "model": "demo",
             "messages": [{"role": "user", "content": f"Write {i + 2} words about {i}."}],
-            "max_tokens": 12,
+            "max_tokens": 48,
             "temperature": 0 if i % 2 else 1.0,
             "seed": i,
             "logprobs": True,
+            "extra_body": {"ignore_eos": True},
         }
-        for i in range(24)
+        for i in range(16)
     ]
 
     def answer(request: dict[str, Any], of: openai.OpenAI = client) -> list[Any]:
@@ -395,16 +396,17 @@ def test_the_same_bytes_alone_and_beside_others(client: openai.OpenAI, server: L
         chunks = client.chat.completions.create(**request, stream=True)
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
-    alone = [answer(request) for request in requests[:6]]
-    with ThreadPoolExecutor(24) as pool:
+    alone = [answer(request) for request in requests[:4]]
+    with ThreadPoolExecutor(16) as pool:
         together = list(pool.map(answer, requests))
-        texts = list(pool.map(streamed, requests[:6]))
-    assert together[:6] == alone
+        texts = list(pool.map(streamed, requests[:4]))
+    assert together[:4] == alone
     assert texts == [one[0]["message"]["content"] for one in alone]
-    options = ["--served-model-name", "demo", "--max-total-tokens", "220", "--disable-graph"]
-    with live_server(options=options) as second, ThreadPoolExecutor(24) as pool:
+    options = ["--served-model-name", "demo", "--max-total-tokens", "300", "--disable-graph"]
+    with live_server(options=options) as second, ThreadPoolExecutor(16) as pool:
         other = openai.OpenAI(base_url=f"{second.url}/v1", api_key="none", max_retries=0)
         assert list(pool.map(lambda request: answer(request, other), requests)) == together
+        wait_until(lambda: metric(second, "srt_retractions_total") > 0)
 
 
 def test_no_number_of_an_answer_is_one_that_json_lacks(client: openai.OpenAI) -> None:

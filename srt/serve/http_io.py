@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from srt.serve.errors import ApiError
+from srt.serve.records import CURRENT_RECORD
 from srt.values import describe
 
 logger = logging.getLogger(__name__)
@@ -127,18 +128,21 @@ class EventStream(Response):
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except ApiError as error:
-            await send(
-                {"type": "http.response.body", "body": self._on_error(error), "more_body": True}
-            )
+            await self._fail(send, error)
         except Exception as error:
-            logger.exception("a stream failed")
+            record = CURRENT_RECORD.get(None)
+            logger.exception("request %s: its stream failed", record.id if record else "unknown")
             failure = ApiError(500, f"internal error: {type(error).__name__}")
-            await send(
-                {"type": "http.response.body", "body": self._on_error(failure), "more_body": True}
-            )
+            await self._fail(send, failure)
         finally:
             await self._events.aclose()  # type: ignore[attr-defined]
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _fail(self, send: Send, error: ApiError) -> None:
+        record = CURRENT_RECORD.get(None)
+        if record is not None and record.error is None:
+            record.error = error.code or "error"
+        await send({"type": "http.response.body", "body": self._on_error(error), "more_body": True})
 
 
 async def unless_gone(request: Request, work: AsyncIterator[T]) -> list[T]:

@@ -14,6 +14,8 @@ _MAX_HELD = 8
 # to reading the answer: a connection that is closed before would tell it nothing.
 _DROPPED_BYTES = 64 << 20
 _DROPPED_SECONDS = 5.0
+# When nothing has come for so long, nothing will: of who waits to be told to continue, for one.
+_IDLE_SECONDS = 1.0
 
 
 class BodyCheck:
@@ -45,19 +47,20 @@ class BodyCheck:
         if length > self._max:
             await self._refuse(scope, receive, send)
             return
-        held, is_too_long = 0, False
+        held, is_cut_short = 0, False
 
         async def receive_counted() -> Message:
-            nonlocal held, is_too_long
+            nonlocal held, is_cut_short
             message = await receive()
             if message["type"] == "http.request":
                 size = len(message.get("body", b""))
                 held += size
                 self._held += size
                 if held > self._max:
-                    is_too_long = True
+                    is_cut_short = True
                     raise self._error()
                 if size and self._held > _MAX_HELD * self._max:
+                    is_cut_short = True
                     raise ApiError(
                         503,
                         "too many long requests are being read; try again later",
@@ -67,7 +70,8 @@ class BodyCheck:
             return message
 
         async def send_last(message: Message) -> None:
-            if is_too_long and not message.get("more_body", True):
+            is_body = message["type"] == "http.response.body"
+            if is_cut_short and is_body and not message.get("more_body", False):
                 await send({**message, "more_body": True})
                 await _drop(receive)
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
@@ -100,7 +104,7 @@ async def _drop(receive: Receive) -> None:
     left, deadline = _DROPPED_BYTES, time.monotonic() + _DROPPED_SECONDS
     while left > 0 and (seconds := deadline - time.monotonic()) > 0:
         try:
-            message = await asyncio.wait_for(receive(), seconds)
+            message = await asyncio.wait_for(receive(), min(seconds, _IDLE_SECONDS))
         except asyncio.TimeoutError:
             return
         if message["type"] != "http.request" or not message.get("more_body", False):

@@ -14,8 +14,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from srt.serve.error_shapes import error_body
 from srt.serve.errors import ApiError
-from srt.serve.openai.shapes import error_body
 
 MAX_URL = 8 << 10
 MAX_HEADERS = 100
@@ -24,6 +24,12 @@ MAX_HEAD = 64 << 10
 _MIN_PROGRESS = 64 << 10
 # What waits in this process to be written to one connection, before its writer waits.
 _WRITE_BUFFER = 64 << 10
+# What is read and dropped after a refusal, and for how long: the system tells a client that still
+# sends to a closed connection to forget what it was answered.
+_LINGER_BYTES = 16 << 20
+_LINGER_SECONDS = 2.0
+# So many connections beyond the most may be open to be told that they are too many.
+_MAX_BEYOND = 64
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *, limits: ConnectionLimits, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._limits = limits
+        self.url = b""  # uvicorn sets it with the first request
         self._refusal: ApiError | None = None
+        self._linger_left: int | None = None  # bytes to drop, once the connection is refused
         self._in_body = False
         self._has_begun = self._has_asked = False
         self._head_bytes = 0
@@ -81,6 +89,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
+            return
+        if self._linger_left is not None:
+            self._linger_left -= len(data)
+            if self._linger_left < 0:
+                self.transport.close()
             return
         self._has_begun = False
         if self._in_body:
@@ -189,15 +202,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._send_timer = self.loop.call_later(self._limits.send_timeout, self.transport.abort)
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers, unless an answer has begun, and closes the connection."""
+        """Answers, unless an answer has begun, and ends the connection."""
         self._stop_receiving()
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._linger_left is not None:
             return
         is_answering = self.cycle is not None and not self.cycle.response_complete
         # While another request of this connection is worked on, an answer would be taken for its.
         if not is_answering or (self._in_body and not self.cycle.response_started):
             self._limits.on_refused(error.status)
-            body = json.dumps(error_body(error)).encode()
+            path = self.url.partition(b"?")[0].decode("latin-1")
+            body = json.dumps(error_body(path, error)).encode()
             lines = [
                 STATUS_LINE[error.status].rstrip(b"\r\n"),
                 b"content-type: application/json",
@@ -206,8 +220,25 @@ class BoundedProtocol(HttpToolsProtocol):
                 *(f"{name.lower()}: {value}".encode() for name, value in error.headers.items()),
             ]
             self.transport.write(b"\r\n".join([*lines, b"", body]))
-        self.transport.close()
+            self._linger()
+        else:
+            self.transport.close()
         self._limit_closing()
+
+    def _linger(self) -> None:
+        """Closes the connection when the client has done so, or has had the time to."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Who works on the request must not answer it, too.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if len(self.connections) > self._limits.max_connections + _MAX_BEYOND:
+            self.transport.close()
+            return
+        self._linger_left = _LINGER_BYTES
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._receive_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
 
 def _too_large(expected: str) -> ApiError:

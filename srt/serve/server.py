@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 
 from srt.configs.engine_config import EngineConfig
 from srt.entrypoints.model_files import ModelFiles
@@ -58,7 +59,7 @@ def run_server(config: ServerConfig, engine_config: EngineConfig) -> int:
         _allow_connections(config.max_connections)
         with _listen(config) as listening:
             server = _Server(config, engine_config, listening, keys, metrics)
-            return asyncio.run(server.run())
+            return uvloop.run(server.run())
 
 
 class _Server:

@@ -72,7 +72,7 @@ class Child(asyncio.Protocol):
                 ours.close()
                 raise SrtError(f"no process can be started for the engine: {error}") from error
         loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: self, sock=ours)
+        await loop.create_unix_connection(lambda: self, sock=ours)
         options = {field.name: getattr(self._config, field.name) for field in fields(EngineConfig)}
         options = {name: _as_json(value) for name, value in options.items()}
         self.send({"op": "config", "config": options})

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from srt.configs.engine_config import EngineConfig
-from srt.errors import SrtError
 from srt.sampling.logprobs import TokenLogprob
 from srt.sampling.sampling_params import SamplingParams
 from srt.serve.engine.child import Child
@@ -256,9 +255,9 @@ class EngineClient:
                 try:
                     self.facts = await child.start()
                     break
-                except SrtError as error:
-                    self.problem = str(error)
-                    logger.error("the engine cannot be started again: %s", error)
+                except Exception as error:  # noqa: BLE001 - whatever it is, it may be over next time
+                    self.problem = str(error) or type(error).__name__
+                    logger.error("the engine cannot be started again: %s", self.problem)
             self.restarts += 1
             self.problem = None
             self.state = EngineState.READY

@@ -31,7 +31,15 @@ FOREIGN = {
     "probe.cpp",
     "opticks.txt",
 }
-SERVER_PACKAGES = {"fastapi", "httptools", "prometheus_client", "pydantic", "starlette", "uvicorn"}
+SERVER_PACKAGES = {
+    "fastapi",
+    "httptools",
+    "prometheus_client",
+    "pydantic",
+    "starlette",
+    "uvicorn",
+    "uvloop",
+}
 Graph = dict[str, set[str]]
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from srt.configs.engine_config import EngineConfig
 from srt.errors import SrtError
@@ -108,8 +108,8 @@ class Child(asyncio.Protocol):
         return _explain(process.returncode)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's are none of asyncio's classes.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, content: bytes) -> None:
         try:

@@ -19,10 +19,10 @@ from srt.serve.http_io import EventStream, encode_json, read_body, unless_gone
 from srt.serve.openai.fields import MAX_TOP_LOGPROBS, SamplingFields, check_model
 from srt.serve.openai.shapes import (
     DONE,
+    ChunkWriter,
     UsageCount,
     chat_logprobs,
     error_event,
-    event,
     new_id,
     prompt_logprobs_body,
 )
@@ -106,10 +106,11 @@ class _Formatter:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
+        self._chunks = ChunkWriter(self._head)
 
     def chunk(self, index: int, delta: dict[str, Any], **others: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | others
-        return event(self._head | {"choices": [choice]})
+        return self._chunks.choice(choice)
 
     def delta(self, index: int, delta: AnswerDelta) -> bytes | None:
         body: dict[str, Any] = {}
@@ -127,7 +128,7 @@ class _Formatter:
         return self.chunk(index, body, logprobs=logprobs)
 
     def usage(self, usage: UsageCount) -> bytes:
-        return event(self._head | {"choices": [], "usage": usage.body()})
+        return self._chunks.usage(usage)
 
     def body(self, events: list[tuple[int, AnswerEvent]]) -> dict[str, Any]:
         usage = UsageCount(self.n)

@@ -19,9 +19,9 @@ from srt.serve.http_io import EventStream, encode_json, read_body, unless_gone
 from srt.serve.openai.fields import MAX_TOP_LOGPROBS, SamplingFields, check_model
 from srt.serve.openai.shapes import (
     DONE,
+    ChunkWriter,
     UsageCount,
     error_event,
-    event,
     finite,
     new_id,
     prompt_logprobs_body,
@@ -112,6 +112,7 @@ class _Formatter:
             "model": state.model_name,
             "system_fingerprint": state.fingerprint,
         }
+        self._chunks = ChunkWriter(self._head)
 
     def logprobs(
         self, entries: Sequence[TokenLogprob | None], ids: Sequence[int], offset: int
@@ -123,13 +124,19 @@ class _Formatter:
         for token in ids:
             tokens.append(self._texts.text(token))
             offsets.append(offset)
-            offset += len(self._texts.content(token).decode("utf-8", "ignore"))
+            offset += self.length(token)
         return {
             "tokens": tokens,
             "token_logprobs": [None if e is None else finite(e.logprob) for e in entries],
             "top_logprobs": [self._alternatives(entry) for entry in entries],
             "text_offset": offsets,
         }
+
+    def length(self, token: int) -> int:
+        """Characters of a token; none of one that is complete with the next only."""
+        if self._texts is None:
+            return 0
+        return len(self._texts.content(token).decode("utf-8", "ignore"))
 
     def _alternatives(self, entry: TokenLogprob | None) -> dict[str, float] | None:
         if entry is None or self._texts is None or self.top is None:
@@ -141,11 +148,11 @@ class _Formatter:
     def chunk(self, choice: _Choice, text: str, **others: Any) -> bytes:
         """An event of a stream."""
         body = {"index": choice.index, "text": text, "logprobs": None, "finish_reason": None}
-        return event(self._head | {"choices": [body | others]})
+        return self._chunks.choice(body | others)
 
     def usage(self, usage: UsageCount) -> bytes:
         """The event of a stream that says what it took."""
-        return event(self._head | {"choices": [], "usage": usage.body()})
+        return self._chunks.usage(usage)
 
     def body(self, choices: list[dict[str, Any]], usage: UsageCount) -> dict[str, Any]:
         """The whole answer."""
@@ -286,7 +293,8 @@ async def _stream(
             elif not choice.scores_only and (one.content or one.logprobs):
                 ids = [entry.token_id for entry in one.logprobs]
                 logprobs = formatter.logprobs(one.logprobs, ids, choice.offset)
-                choice.offset += len(one.content)
+                # By tokens, as in a whole answer: their text may come later.
+                choice.offset += sum(map(formatter.length, ids))
                 yield formatter.chunk(choice, one.content, logprobs=logprobs)
         if include_usage:
             yield formatter.usage(usage)

@@ -1,7 +1,7 @@
 """Parts of OpenAI's answers that several of them have."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from srt.sampling.logprobs import TokenLogprob
@@ -48,6 +48,26 @@ def error_event(error: ApiError) -> bytes:
 def event(value: Any) -> bytes:
     """A server-sent event."""
     return b"data: " + encode_json(value) + b"\n\n"
+
+
+class ChunkWriter:
+    """Writes the chunks of a stream, which begin alike: that is encoded once.
+
+    Args:
+        head: What all of them have.
+    """
+
+    def __init__(self, head: Mapping[str, Any]) -> None:
+        self._head = head
+        self._prefix = b"data: " + encode_json(head)[:-1] + b',"choices":['
+
+    def choice(self, choice: Mapping[str, Any]) -> bytes:
+        """A chunk with one choice."""
+        return self._prefix + encode_json(choice) + b"]}\n\n"
+
+    def usage(self, usage: "UsageCount") -> bytes:
+        """The chunk that says what all took."""
+        return event({**self._head, "choices": [], "usage": usage.body()})
 
 
 class UsageCount:

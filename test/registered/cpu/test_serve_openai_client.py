@@ -176,6 +176,27 @@ def test_completions_of_texts_and_tokens(client: openai.OpenAI, server: LiveServ
     assert joined == prompts[0] + answer.choices[0].text
 
 
+def test_logprobs_of_a_completion_streamed_or_not(client: openai.OpenAI) -> None:
+    arguments: dict[str, Any] = {
+        "model": "demo",
+        "prompt": "Party 🎉🎊 and",
+        "temperature": 1.5,  # so that characters of several tokens come
+        "seed": 3,
+        "max_tokens": 40,
+        "logprobs": 2,
+        "extra_body": {"ignore_eos": True},
+    }
+    whole = client.completions.create(**arguments).choices[0].logprobs
+    assert whole is not None
+    streamed: dict[str, list[Any]] = {name: [] for name in whole.to_dict()}
+    for chunk in client.completions.create(**arguments, stream=True):
+        part = chunk.choices[0].logprobs
+        for name, values in (part.to_dict() if part is not None else {}).items():
+            assert isinstance(values, list)
+            streamed[name] += values
+    assert streamed == whole.to_dict()
+
+
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_echo_scores_a_prompt_as_the_engine_does(client: openai.OpenAI, max_tokens: int) -> None:
     prompt = "The capital of France is Paris."

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from srt import Engine
-from srt.cli.options import add_engine_options, add_sampling_defaults, make_config
+from srt.cli.options import add_engine_options, add_flags, add_sampling_defaults, make_config
 from srt.configs.engine_config import EngineConfig
 from srt.configs.option import about, check_options, option_of, text
 from srt.entrypoints.outputs import GenerateOutput
@@ -30,6 +30,7 @@ def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_engine_options(parser)
     add_sampling_defaults(parser.add_argument_group("sampling"))
+    add_flags(parser.add_argument_group("server"), EngineConfig, "server")
     return parser.parse_args(arguments)
 
 

@@ -205,6 +205,7 @@ class Engine:
         messages: Sequence[Message] | None = None,
         input_ids: TokenIds | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        check_grammar: bool = True,
     ) -> None:
         """Queues one request, for :meth:`step` to run with the others. May be called from any
         thread.
@@ -212,6 +213,9 @@ class Engine:
         Args:
             rid: A text, the name of no request that has not ended; its chunks carry it.
             prompt: As for :meth:`generate`, a single one; likewise the others.
+            check_grammar: Refuse a schema, regular expression or grammar that cannot be compiled,
+                which may take seconds to find out. Without it a thread compiles it while others
+                are served, and such a request ends with an error.
 
         Raises:
             RequestError: The input cannot be served, or the name is none or taken.
@@ -225,7 +229,9 @@ class Engine:
         if not is_single:
             raise RequestError(f"request {rid}: expected a single input, found a list")
         params = self._builder.sampling_params([sampling_params], 1)[0]
-        req = self._builder.make_req(rid, f"request {rid}", batch[0], params)
+        req = self._builder.make_req(
+            rid, f"request {rid}", batch[0], params, check_grammar=check_grammar
+        )
         scheduler.add([req])
 
     def step(self) -> list[GenerateChunk]:

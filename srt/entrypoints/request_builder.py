@@ -146,8 +146,24 @@ class RequestBuilder:
         elif params.is_structured:
             raise RequestError(f"{self._config.path} has no tokenizer, which a grammar needs")
 
-    def make_req(self, rid: RequestId, label: str, ids: list[int], params: SamplingParams) -> Req:
+    def make_req(
+        self,
+        rid: RequestId,
+        label: str,
+        ids: list[int],
+        params: SamplingParams,
+        *,
+        check_grammar: bool = True,
+    ) -> Req:
         """One request.
+
+        Args:
+            rid: Its name.
+            label: What errors call it.
+            ids: Its prompt.
+            params: Its sampling parameters.
+            check_grammar: Whether to make sure that its grammar can be compiled, which may take
+                seconds; a request whose grammar cannot be fails when it begins.
 
         Raises:
             RequestError: It cannot be served.
@@ -165,7 +181,8 @@ class RequestBuilder:
                 shown=params.shown_special_tokens or (),
                 min_new_tokens=params.min_new_tokens,
             )
-        self.check_grammar(params)
+        if check_grammar or self._grammars is None:
+            self.check_grammar(params)
         return Req(
             rid,
             ids,

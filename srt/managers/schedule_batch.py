@@ -102,6 +102,11 @@ class Req:
         return len(self.prompt_ids) + self.max_new_tokens - 1
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it can begin: its grammar has been compiled."""
+        return self.grammar is None or self.grammar.is_ready
+
+    @property
     def seq_len(self) -> int:
         """Tokens of the prompt and generated so far."""
         return len(self.prompt_ids) + len(self.output_ids)

@@ -2,9 +2,10 @@
 
 Running requests come first: while prompts are being prefilled, chunk by chunk, every chunk is
 followed by a decode pass. How the prompts share a chunk is in `fair_shares`. A request is admitted
-when its tokens fit into the KV cache with some room to spare for what runs; if the room is gone all
-the same, the request that came last is retracted: its slots become free, and later all its tokens
-are computed again like a prompt, which gives the same bits.
+when its grammar, if it has one, is compiled and its tokens fit into the KV cache with some room to
+spare for what runs; if the room is gone all the same, the request that came last is retracted: its
+slots become free, and later all its tokens are computed again like a prompt, which gives the same
+bits.
 
 A pass commits or leaves no trace. Its updates are computed first (`forward_pass`), which changes no
 request; then one assignment commits them, and from there on they count, whatever interrupts what
@@ -25,6 +26,7 @@ from srt.managers.inbox import Inbox
 from srt.managers.kv_manager import KVManager
 from srt.managers.schedule_batch import Req, RequestId, ReqUpdate
 from srt.model_executor.model_runner import ExtendInput, ModelRunner
+from srt.sampling.grammar import wait_for_any
 from srt.utils.deferred_interrupt import defer_interrupt
 from srt.utils.exclusive import Exclusive
 
@@ -35,6 +37,8 @@ _DECODE_RESERVE = 32
 _LOOKAHEAD = 64
 # Tokens of a prefix that another request is about to compute, for which it is worth waiting.
 _WORTH_WAITING = 32
+# Longest time that a pass without anything to compute waits for a grammar.
+_GRAMMAR_SECONDS = 0.05
 # Prompt tokens of one pass whose logits are all wanted: each takes 4 * vocab_size bytes.
 _PROMPT_LOGPROB_CHUNK = 64
 
@@ -202,6 +206,8 @@ class Scheduler:
             self._decoded_last = False
             if self._prefilling:
                 self._commit(self._forward.extend(self._next_chunk()))
+            elif self._waiting:
+                wait_for_any([r.grammar for r in self._waiting if r.grammar], _GRAMMAR_SECONDS)
         self._take_dropped()
 
     def _deliver(self, deliver: Callable[[ReqUpdate], object]) -> None:
@@ -300,8 +306,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         index = 0
-        while index < min(len(self._waiting), _LOOKAHEAD) and self._kv.has_row:
-            req = self._suspect = self._waiting[index]
+        ready = [req for req in self._waiting if req.is_ready]
+        while index < min(len(ready), _LOOKAHEAD) and self._kv.has_row:
+            req = self._suspect = ready[index]
             matched = self._kv.match(req)
             if self._is_being_computed(req, matched):
                 index += 1
@@ -311,7 +318,8 @@ class Scheduler:
             was_begun = req.started_at != 0
             if not self._kv.admit(req, reserve):
                 break
-            del self._waiting[index]
+            del ready[index]
+            self._waiting.remove(req)
             self._prefilling.append(req)
             if not was_begun:
                 self._admitted.append(req.rid)

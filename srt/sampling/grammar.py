@@ -5,14 +5,17 @@ function of the tokens generated so far: a state that is ahead, since a pass was
 its token was chosen, is rolled back, and one that is behind catches up.
 
 The tokens that may follow are computed in a thread of their own while the model computes the logits
-among which they select; llguidance lets go of Python's lock meanwhile.
+among which they select; llguidance lets go of Python's lock meanwhile. Another thread makes the
+parsers, which may take a second: a request waits for its own, and nobody for another's. Parsers
+share nothing, so that whether one's work is too much depends on its own output only.
 """
 
 import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +32,9 @@ _KNOWN_SOURCES = 64
 # Work that a parser may do for one token, by its own count: some tens of milliseconds.
 _STEP_FUEL = 200_000
 _STEP_ITEMS = 50_000
+_LONGEST_PROBLEM = 1000
+# Parsers are made with what the model's threads leave.
+_COMPILER_NICENESS = 4
 
 TokenMask = NDArray[np.bool_]
 
@@ -47,9 +53,10 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._ends = sorted(token for token in end_token_ids if token < vocab_size)
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._vocabulary_lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        self._executor: ThreadPoolExecutor | None = None
+        self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
 
     def check(self, params: SamplingParams) -> None:
         """Whether the grammar of a request can be compiled, if it has one. That takes from a
@@ -61,48 +68,60 @@ class GrammarCompiler:
         source = _source(params)
         if source is None:
             return
-        name, grammar = source
-        self._check_request(name, params)
+        self._check_request(source[0], params)
         with self._lock:
-            if grammar in self._known:
-                self._known.move_to_end(grammar)
+            if source in self._known:
+                self._known.move_to_end(source)
                 return
-        from llguidance import LLMatcher
-
-        # The vocabulary matters: a grammar may name special tokens.
-        matcher = LLMatcher(self._get_vocabulary(), grammar, log_level=0, limits=_make_limits())
-        problem = matcher.get_error() if matcher.is_error() else ""
-        if not problem:
-            matcher.compute_bitmask()
-            problem = matcher.get_error() if matcher.is_error() else ""
-        if problem:
-            raise RequestError(f"{name} cannot be used: {_in_a_line(problem)}")
+        self.compile(source)
         with self._lock:
-            self._known[grammar] = None
+            self._known[source] = None
             while len(self._known) > _KNOWN_SOURCES:
                 self._known.popitem(last=False)
 
     def make(self, params: SamplingParams) -> "Grammar | None":
-        """The grammar of a request at its beginning; None if it has none.
+        """The grammar of a request at its beginning; None if it has none. It is compiled in a
+        thread; :meth:`check` says beforehand whether that will succeed.
 
         Raises:
-            RequestError: As of :meth:`check`.
+            RequestError: It does not go with the request's other parameters.
         """
         source = _source(params)
         if source is None:
             return None
-        self.check(params)
+        self._check_request(source[0], params)
         with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, "srt-grammar")
-        reasoning = tuple(params.reasoning_tokens or ())
-        return Grammar(self, source[1], self._executor, self._vocab_size, reasoning)
+            if self._threads is None:
+                self._threads = (
+                    ThreadPoolExecutor(1, "srt-grammar-compiler", initializer=_yield_to_others),
+                    ThreadPoolExecutor(1, "srt-grammar"),
+                )
+        return Grammar(self, source, self._threads, params.reasoning_tokens or ())
 
-    def matcher(self, grammar: str) -> "LLMatcher":
-        """A parser at the beginning of a grammar that has been checked."""
+    def compile(self, source: tuple[str, str]) -> "tuple[LLMatcher, TokenMask]":
+        """A parser at its beginning, and the tokens that may come first.
+
+        Args:
+            source: The parameter's name and what it says.
+
+        Raises:
+            RequestError: It cannot be compiled.
+        """
         from llguidance import LLMatcher
 
-        return LLMatcher(self._get_vocabulary(), grammar, log_level=0, limits=_make_limits())
+        name, text = source
+        grammar = _as_llguidance(name, text)
+        # The vocabulary matters: a grammar may name special tokens.
+        matcher = LLMatcher(self._get_vocabulary(), grammar, log_level=0, limits=_make_limits())
+        content = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if matcher.is_error():
+            raise RequestError(f"{name} cannot be used: {_in_a_line(matcher.get_error())}")
+        return matcher, self.as_mask(content)
+
+    def as_mask(self, content: bytes) -> TokenMask:
+        """A mask of llguidance's bits."""
+        bits = np.frombuffer(content, dtype=np.uint8)
+        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def free_mask(self) -> TokenMask:
         """All tokens but those that end an output."""
@@ -120,7 +139,7 @@ class GrammarCompiler:
 
     def _get_vocabulary(self) -> "LLTokenizer":
         """Takes half a second to make."""
-        with self._lock:
+        with self._vocabulary_lock:
             if self._vocabulary is None:
                 from llguidance.hf import from_tokenizer
 
@@ -140,29 +159,32 @@ class Grammar:
 
     Args:
         compiler: Makes the parser.
-        source: The grammar.
-        executor: Where the parser works.
-        vocab_size: The length of a mask.
+        source: The parameter's name and what it says.
+        threads: Where the parser is made, and where it works.
         reasoning: Tokens that begin and end reasoning, or that end it (see `SamplingParams`).
     """
 
     def __init__(
         self,
         compiler: GrammarCompiler,
-        source: str,
-        executor: ThreadPoolExecutor,
-        vocab_size: int,
+        source: tuple[str, str],
+        threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor],
         reasoning: Sequence[int] = (),
     ) -> None:
         self._reasoning = tuple(reasoning)
         self._compiler = compiler
         self._source = source
-        self._executor = executor
-        self._vocab_size = vocab_size
-        self._matcher: LLMatcher | None = None  # the executor's
-        self._consumed: list[int] = []  # the executor's
+        compiling, self._executor = threads
+        self._compiled = compiling.submit(compiler.compile, source)
+        # The next two are the executor's.
+        self._matcher: LLMatcher | None = None
+        self._consumed: list[int] = []
         self._pending: tuple[tuple[int, ...], Future[TokenMask]] | None = None
-        self.prepare(())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has been compiled, or cannot be; :meth:`mask` waits for that."""
+        return self._compiled.done()
 
     def prepare(self, output_ids: Sequence[int]) -> None:
         """Begins to compute which tokens may follow `output_ids`."""
@@ -203,15 +225,14 @@ class Grammar:
         return output_ids.index(end) + 1 if end in output_ids else None
 
     def _structured_mask(self, output_ids: tuple[int, ...]) -> TokenMask:
-        matcher = self._matcher
-        if matcher is None:
-            matcher = self._matcher = self._compiler.matcher(self._source)
-            self._consumed = []
+        matcher, first = self._compiled.result()
+        if not output_ids and self._matcher is None:
+            return first
+        if self._matcher is not None:
+            matcher = self._matcher
+        self._matcher = matcher
         ids = list(output_ids)
-        common = next(
-            (i for i, (a, b) in enumerate(zip(self._consumed, ids, strict=False)) if a != b),
-            min(len(self._consumed), len(ids)),
-        )
+        common = _common_length(self._consumed, ids)
         behind, self._consumed = len(self._consumed) - common, ids
         if behind:
             matcher.rollback(behind)
@@ -219,47 +240,74 @@ class Grammar:
             matcher.consume_tokens(ids[common:])
         content = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
-            problem, self._matcher = _in_a_line(matcher.get_error()), None
+            problem = _in_a_line(matcher.get_error())
             raise RequestError(f"the output cannot follow its grammar any further: {problem}")
-        bits = np.frombuffer(content, dtype=np.uint8)
-        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        return self._compiler.as_mask(content)
+
+
+def wait_for_any(grammars: Iterable[Grammar], seconds: float) -> None:
+    """Waits until one of some grammars is ready, but not for long."""
+    wait([one._compiled for one in grammars], seconds, FIRST_COMPLETED)
+
+
+def _common_length(one: list[int], other: list[int]) -> int:
+    """How many tokens two lists begin with both."""
+    if other[: len(one)] == one:  # nearly always
+        return len(one)
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _source(params: SamplingParams) -> tuple[str, str] | None:
-    """The parameter that says what an output follows, and the grammar that it means."""
-    if params.json_schema is not None:
-        from llguidance import LLMatcher
-
-        # One space after separators and no other white space: a model that begins to write some
-        # could otherwise go on for ever.
-        options: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-        schema = json.loads(str(params.json_schema))
-        if isinstance(schema, bool):
-            schema = {} if schema else {"enum": []}
-        schema.pop("x-guidance", None)
-        return "json_schema", LLMatcher.grammar_from_json_schema(schema, overrides=options)
-    if params.regex is not None:
-        from llguidance import LLMatcher
-
-        return "regex", LLMatcher.grammar_from_regex(params.regex)
-    if params.grammar is not None:
-        from llguidance import LLMatcher
-        from llguidance.gbnf_to_lark import any_to_lark
-
-        try:
-            lark = any_to_lark(params.grammar)
-        except Exception as error:
-            raise RequestError(f"grammar cannot be used: {error}") from error
-        return "grammar", LLMatcher.grammar_from_lark(lark)
+    """The parameter that says what an output follows, and what it says."""
+    for name in ("json_schema", "regex", "grammar"):
+        value = getattr(params, name)
+        if value is not None:
+            return name, str(value)
     return None
 
 
+def _as_llguidance(name: str, text: str) -> str:
+    """The grammar that a parameter means, as llguidance reads it.
+
+    Raises:
+        RequestError: It cannot be read.
+    """
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if name == "regex":
+        return LLMatcher.grammar_from_regex(text)
+    try:
+        if name == "grammar":
+            return LLMatcher.grammar_from_lark(any_to_lark(text))
+        # One space after separators and no other white space: a model that begins to write some
+        # could otherwise go on for ever.
+        options: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        schema = json.loads(text)
+        if isinstance(schema, bool):
+            schema = {} if schema else {"enum": []}
+        schema.pop("x-guidance", None)
+        return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    except Exception as error:
+        # Numbers that no float holds, for one.
+        raise RequestError(f"{name} cannot be used: {_in_a_line(str(error))}") from error
+
+
 def _in_a_line(problem: str) -> str:
-    """What llguidance says, without its state."""
-    return " ".join(problem.partition("<state>")[0].split())
+    """What llguidance says, without its state, and without all of a long source."""
+    line = " ".join(problem.partition("<state>")[0].split())
+    if len(line) <= _LONGEST_PROBLEM:
+        return line
+    return f"{line[: _LONGEST_PROBLEM // 2]} ... {line[-_LONGEST_PROBLEM // 2 :]}"
 
 
 def _make_limits() -> Any:
     from llguidance import LLParserLimits
 
     return LLParserLimits(step_lexer_fuel=_STEP_FUEL, step_max_items=_STEP_ITEMS)
+
+
+def _yield_to_others() -> None:
+    """Lets the thread that calls this run when others do not want to."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _COMPILER_NICENESS)

@@ -128,7 +128,10 @@ class EngineLoop:
         rid = message["rid"]
         self._arrived[rid] = time.perf_counter()
         try:
-            self._engine.add_request(rid, input_ids=ids, sampling_params=message["params"])
+            # The server has checked the grammar; to do so here would keep others waiting.
+            self._engine.add_request(
+                rid, input_ids=ids, sampling_params=message["params"], check_grammar=False
+            )
         except SrtError as error:
             del self._arrived[rid]
             self._channel.send({"op": "refused", "rid": rid, "error": str(error)})

@@ -317,6 +317,11 @@ REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], str]] = [
         r"stream_options\.continuous_usage_stats: ",
     ),
     ({"extra_body": {"regex": "(a"}}, openai.BadRequestError, "regex cannot be used"),
+    (
+        {"extra_body": {"json_schema": {"type": "integer", "maximum": 10**400}}},
+        openai.BadRequestError,
+        "json_schema cannot be used",
+    ),
     ({"tools": [WEATHER]}, openai.BadRequestError, "tools: "),
     ({"tool_choice": "required"}, openai.BadRequestError, "expected tools with it"),
     ({"messages": [{"role": "user", "content": "x " * 9000}]}, openai.BadRequestError, "context"),

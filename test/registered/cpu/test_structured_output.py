@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from srt import Engine, SamplingParams
 from srt.cli.main import main
+from srt.entrypoints.outputs import GenerateOutput
 from srt.errors import RequestError
+from srt.sampling.grammar import GrammarCompiler
 from srt.test.ci_register import register_cpu_ci
 from srt.test.live_server import DEMO_MODEL
 
@@ -161,6 +164,8 @@ def test_a_stream_that_ends_early_is_cut_off_within_the_grammar(engine: Engine) 
         ({"json_schema": {"$ref": "file:///etc/passwd"}}, "json_schema cannot be used"),
         ({"json_schema": {"$ref": "#"}}, "json_schema cannot be used"),
         ({"json_schema": False}, "Unsatisfiable"),
+        ({"json_schema": {"type": "integer", "maximum": 10**400}}, "json_schema cannot be used"),
+        ({"json_schema": {"type": "number", "minimum": -(10**400)}}, "json_schema cannot be used"),
         ({"json_schema": "{"}, "expected a JSON schema"),
         ({"json_schema": [1]}, "expected a JSON schema"),
         ({"json_schema": "[" * 100_000}, "expected a JSON schema"),
@@ -207,6 +212,54 @@ def test_hostile_sources_end_soon_and_harm_nobody_else(
         return
     assert outputs[1].text == expected
     assert outputs[0].error is None or "grammar" in outputs[0].error
+
+
+def test_a_grammar_that_is_being_compiled_keeps_nobody_waiting(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = params(json_schema=PERSON, seed=1, temperature=0.9, max_new_tokens=24)
+    expected = engine.generate(input_ids=[5, 9], sampling_params=own).token_ids
+    plain = engine.generate(input_ids=[5, 8], sampling_params=params(max_new_tokens=6)).token_ids
+    may_compile, compile_now = threading.Event(), GrammarCompiler.compile
+
+    def compile_later(compiler: GrammarCompiler, source: tuple[str, str]) -> Any:
+        assert may_compile.wait(60)
+        return compile_now(compiler, source)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", compile_later)
+    for rid in ("bound", "aborted"):
+        engine.add_request(rid, input_ids=[5, 9], sampling_params=own, check_grammar=False)
+    assert engine.step() == []  # returns, although it has nothing to compute
+    more = params(max_new_tokens=6)
+    engine.add_request("plain", input_ids=[5, 8], sampling_params=more)
+    engine.abort("aborted")
+    found = outputs_of(engine, 2)
+    assert found["plain"].token_ids == plain
+    assert found["aborted"].finish_reason == "abort"
+    assert engine.has_work
+    may_compile.set()
+    assert outputs_of(engine, 1)["bound"].token_ids == expected
+    assert not engine.has_work
+
+
+def outputs_of(engine: Engine, count: int) -> dict[str, GenerateOutput]:
+    """Runs requests until so many have ended."""
+    outputs: dict[str, GenerateOutput] = {}
+    while len(outputs) < count:
+        chunks = engine.step()
+        outputs |= {str(one.rid): one.output for one in chunks if one.output is not None}
+    return outputs
+
+
+def test_what_is_not_checked_and_cannot_be_compiled_ends_alone(engine: Engine) -> None:
+    own = params(max_new_tokens=4)
+    expected = engine.generate(input_ids=[5, 8], sampling_params=own).token_ids
+    bad = params(json_schema={"not": {}})
+    engine.add_request("bad", input_ids=[5, 9], sampling_params=bad, check_grammar=False)
+    engine.add_request("good", input_ids=[5, 8], sampling_params=own)
+    found = outputs_of(engine, 2)
+    assert "json_schema cannot be used" in (found["bad"].error or "")
+    assert found["good"].token_ids == expected
 
 
 def test_what_leaves_no_token_ends_the_request_with_an_error(engine: Engine) -> None:

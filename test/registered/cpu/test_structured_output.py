@@ -262,6 +262,32 @@ def test_what_is_not_checked_and_cannot_be_compiled_ends_alone(engine: Engine) -
     assert found["good"].token_ids == expected
 
 
+def test_a_grammar_that_takes_more_and_more_work_ends_with_an_error(engine: Engine) -> None:
+    """Each further letter has many more readings."""
+    ambiguous = params(
+        grammar='start: start start | "a"',
+        max_new_tokens=400,
+        min_new_tokens=390,
+        temperature=1.0,
+        seed=1,
+    )
+    outputs = engine.generate(
+        input_ids=[[5, 9], [5, 8]], sampling_params=[ambiguous, params(max_new_tokens=4)]
+    )
+    assert "cannot follow its grammar any further" in (outputs[0].error or "")
+    assert outputs[1].error is None
+
+
+def test_a_schema_of_many_optional_fields_is_followed(engine: Engine) -> None:
+    fields = {f"p{i}": {"type": "integer", "minimum": 0, "maximum": 9} for i in range(400)}
+    schema = {"type": "object", "properties": fields, "additionalProperties": False}
+    own = params(json_schema=schema, temperature=1.0, seed=3, max_new_tokens=60)
+    output = engine.generate(messages=MESSAGES, sampling_params=own)
+    assert output.error is None
+    if output.finish_reason == "stop":
+        jsonschema.validate(json.loads(output.text), schema)
+
+
 def test_what_leaves_no_token_ends_the_request_with_an_error(engine: Engine) -> None:
     outputs = engine.generate(
         messages=[MESSAGES] * 2,

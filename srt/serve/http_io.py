@@ -99,15 +99,23 @@ class EventStream(Response):
     Args:
         events: Lines to send, each with its `data:`; errors become the last event.
         on_error: Makes that event of an ApiError.
+        work: What is behind them. It is aborted at the end, also where the events were never read,
+            which runs no `finally` of theirs.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], on_error: Callable[[ApiError], bytes]) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        on_error: Callable[[ApiError], bytes],
+        work: Sequence[Abortable],
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._on_error = on_error
+        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
@@ -116,6 +124,8 @@ class EventStream(Response):
             await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
+            for one in self._work:
+                one.abort()
             if not sending.done():
                 sending.cancel()
             await asyncio.wait([sending])

@@ -59,7 +59,9 @@ def make_router(state: ServerState, service: GenerationService) -> APIRouter:
         name = request_id(request)
         if body.stream:
             return EventStream(
-                _stream(events, writer), lambda error: named_event(error_body(error, name))
+                _stream(events, writer),
+                lambda error: named_event(error_body(error, name)),
+                started.answers,
             )
         for _, one in await unless_gone(request, events):
             writer.write(one)

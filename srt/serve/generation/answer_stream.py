@@ -1,7 +1,7 @@
 """Answers as they come: one from a generation, and several at once."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from srt.serve.engine.generations import Generation, GenerationEnd
 from srt.serve.generation.answers import AnswerDelta, AnswerEnd, AnswerEvent, FinishReason, Usage
@@ -65,6 +65,16 @@ def _answer_end(end: GenerationEnd, called: bool, reasoning_tokens: int) -> Answ
         min(reasoning_tokens, end.completion_tokens),
     )
     return AnswerEnd(reason, end.matched_stop, usage, end.error, end.prompt_logprobs)
+
+
+def split_by_answer(
+    events: Iterable[tuple[int, AnswerEvent]], count: int
+) -> list[list[AnswerEvent]]:
+    """What :func:`merge_answers` gave, for each of `count` answers."""
+    split: list[list[AnswerEvent]] = [[] for _ in range(count)]
+    for index, event in events:
+        split[index].append(event)
+    return split
 
 
 async def merge_answers(

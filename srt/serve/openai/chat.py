@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from srt.managers.tokenizer import ChatOptions
 from srt.serve.errors import ApiError
-from srt.serve.generation.answer_stream import merge_answers
+from srt.serve.generation.answer_stream import merge_answers, split_by_answer
 from srt.serve.generation.answers import AnswerDelta, AnswerEnd, AnswerEvent, ToolCallDelta
 from srt.serve.generation.service import ChatCall, GenerationService
 from srt.serve.generation.token_texts import TokenTexts
@@ -134,8 +134,7 @@ class _Formatter:
         usage = UsageCount(self.n)
         prompt_logprobs = None
         choices = []
-        for index in range(self.n):
-            own = [one for at, one in events if at == index]
+        for index, own in enumerate(split_by_answer(events, self.n)):
             end = own[-1]
             assert isinstance(end, AnswerEnd)
             usage.add(index, end)
@@ -237,7 +236,8 @@ def make_router(
         if body.stream:
             options = body.stream_options
             include_usage = options is not None and bool(options.include_usage)
-            return EventStream(_stream(events, formatter, include_usage), error_event)
+            stream = _stream(events, formatter, include_usage)
+            return EventStream(stream, error_event, started.answers)
         collected = await unless_gone(request, events)
         for _, one in collected:
             if isinstance(one, AnswerEnd) and one.error is not None:

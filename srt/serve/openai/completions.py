@@ -11,7 +11,7 @@ from pydantic import Field
 
 from srt.sampling.logprobs import TokenLogprob
 from srt.serve.errors import ApiError
-from srt.serve.generation.answer_stream import merge_answers
+from srt.serve.generation.answer_stream import merge_answers, split_by_answer
 from srt.serve.generation.answers import AnswerDelta, AnswerEnd, AnswerEvent
 from srt.serve.generation.service import CompletionCall, GenerationService, PromptAnswers
 from srt.serve.generation.token_texts import TokenTexts
@@ -229,12 +229,13 @@ def make_router(
         formatter = _Formatter(body, state, texts)
         if not shows_prompt:
             formatter.prompt_top = None
-        events = merge_answers([answer for one in started for answer in one.answers])
+        answers = [answer for one in started for answer in one.answers]
+        events = merge_answers(answers)
         if body.stream:
             options = body.stream_options
             include_usage = options is not None and bool(options.include_usage)
             stream = _stream(events, formatter, choices, n, include_usage)
-            return EventStream(stream, error_event)
+            return EventStream(stream, error_event, answers)
         collected = await unless_gone(request, events)
         return _whole(collected, formatter, choices, started, n)
 
@@ -257,8 +258,7 @@ def _whole(
 ) -> Response:
     usage = UsageCount(n)
     bodies = []
-    for choice in choices:
-        own = [one for index, one in events if index == choice.index]
+    for choice, own in zip(choices, split_by_answer(events, len(choices)), strict=True):
         end = own[-1]
         assert isinstance(end, AnswerEnd)
         if end.error is not None:

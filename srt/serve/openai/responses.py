@@ -87,7 +87,9 @@ def make_router(
         events = merge_answers(started.answers)
         if body.stream:
             return EventStream(
-                _stream(events, writer), lambda error: named_event(writer.fail(error))
+                _stream(events, writer),
+                lambda error: named_event(writer.fail(error)),
+                started.answers,
             )
         for _, one in await unless_gone(request, events):
             writer.write(one)

@@ -1,5 +1,6 @@
 """`/tokenize` and `/detokenize`, as vLLM has them."""
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -75,7 +76,8 @@ def make_router(
                     param=f"tokens[{index}]",
                 )
         skip = bool(body.skip_special_tokens)
-        text = tokenizer.decode(body.tokens, skip_special_tokens=skip)
+        # In a thread: many tokens take a while.
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=skip)
         return Response(encode_json({"prompt": text}), media_type="application/json")
 
     return router

@@ -134,8 +134,8 @@ class EngineClient:
             ApiError: 400 for one that can never fit into the KV cache, 429 if too many wait, 503
                 if there is no engine now.
         """
-        child = self._ready_child()
-        facts = self.facts
+        self.check_room(len(requests))
+        child, facts = self._ready_child(), self.facts
         assert facts is not None
         for ids, params in requests:
             room = facts.context_length - len(ids)
@@ -147,15 +147,6 @@ class EngineClient:
                     f"and up to {params.max_new_tokens} new ones), which holds {facts.kv_tokens}",
                     code="context_length_exceeded",
                 )
-        free = max(0, facts.max_running_requests - self._num_begun)
-        if self.num_queued + len(requests) > self._max_queued + free:
-            raise ApiError(
-                429,
-                f"{self.num_queued} requests wait already and at most {self._max_queued} may; "
-                "try again later",
-                code="queue_full",
-                headers={"Retry-After": _RETRY_AFTER_QUEUE},
-            )
         generations: list[Generation] = []
         for ids, params in requests:
             rid = str(next(self._numbers))
@@ -174,6 +165,24 @@ class EngineClient:
             ApiError: 503, with when to try again.
         """
         self._ready_child()
+
+    def check_room(self, count: int) -> None:
+        """Whether so many requests more can be submitted, as far as their number says.
+
+        Raises:
+            ApiError: 429 if too many would wait, 503 if there is no engine now.
+        """
+        self._ready_child()
+        assert self.facts is not None
+        free = max(0, self.facts.max_running_requests - self._num_begun)
+        if self.num_queued + count > self._max_queued + free:
+            raise ApiError(
+                429,
+                f"{self.num_queued} requests wait already and at most {self._max_queued} may; "
+                "try again later",
+                code="queue_full",
+                headers={"Retry-After": _RETRY_AFTER_QUEUE},
+            )
 
     def _ready_child(self) -> Child:
         if self.state is EngineState.READY and self._child is not None:

@@ -188,6 +188,8 @@ class GenerationService:
         param: str,
         make_parser: Callable[[], AnswerParser | None] = lambda: None,
     ) -> list[PromptAnswers]:
+        # Before work is done for each: a call may ask for many thousands.
+        self._state.engine.check_room(len(prompts) * n)
         facts = self._state.engine.facts
         assert facts is not None
         longest = min(facts.context_length, facts.kv_tokens)
@@ -196,6 +198,13 @@ class GenerationService:
         requests: list[tuple[list[int], SamplingParams]] = []
         for ids in prompts:
             limit = max(1, longest - len(ids)) if max_tokens is None else max_tokens
+            if params.min_new_tokens > limit:
+                raise ApiError(
+                    400,
+                    f"min_tokens: expected an integer from 0 to the most tokens ({limit}), found "
+                    f"{params.min_new_tokens}",
+                    param="min_tokens",
+                )
             for index in range(n):
                 own = replace(params, max_new_tokens=limit, seed=_seed(params.seed, index))
                 requests.append((ids, own))
@@ -206,13 +215,11 @@ class GenerationService:
                 message = str(error)
                 field = "logit_bias" if message.startswith(f"{param}: logit_bias") else param
                 raise ApiError(400, message, param=field, code=code) from error
+        parsers = [make_parser() for _ in requests]
         generations = self._state.engine.submit_all(requests)
-        return [
-            PromptAnswers(
-                ids, [AnswerStream(one, make_parser()) for one in generations[i * n : (i + 1) * n]]
-            )
-            for i, ids in enumerate(prompts)
-        ]
+        # From here on nothing may fail: nobody would abort what has been queued.
+        answers = list(map(AnswerStream, generations, parsers))
+        return [PromptAnswers(ids, answers[i * n : (i + 1) * n]) for i, ids in enumerate(prompts)]
 
 
 def _seed(seed: int | None, index: int) -> int | None:

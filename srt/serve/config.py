@@ -82,7 +82,7 @@ class ServerConfig:
     request_timeout: float | None = field(
         default=None,
         metadata=about(
-            "seconds that a request may take, from its arrival to its end",
+            "seconds that a request may take from when it is queued to its end",
             option.seconds,
             unset="no limit",
             flag=Flag(("--request-timeout",), "server", "SECONDS"),

@@ -29,3 +29,10 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+
+
+def shutting_down() -> ApiError:
+    """What clients are told of a server that is about to end; another may take its place."""
+    return ApiError(
+        503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"}
+    )

@@ -197,9 +197,14 @@ class _EngineCollector(Collector):
         ):
             yield CounterMetricFamily(f"srt_{counter}", text, value=float(value))
         for counter, text, prefill, decode in (
-            ("steps", "Forward passes.", stats.prefill_passes, stats.decode_passes),
-            ("step_seconds", "Time in them.", stats.prefill_seconds, stats.decode_seconds),
-            ("step_tokens", "Tokens in them.", stats.prefill_tokens, stats.decode_tokens),
+            ("steps", "Forward passes.", stats.work.prefill_passes, stats.work.decode_passes),
+            (
+                "step_seconds",
+                "Time in them.",
+                stats.work.prefill_seconds,
+                stats.work.decode_seconds,
+            ),
+            ("step_tokens", "Tokens in them.", stats.work.prefill_tokens, stats.work.decode_tokens),
         ):
             family = CounterMetricFamily(f"srt_{counter}", text, labels=["mode"])
             family.add_metric(["prefill"], float(prefill))

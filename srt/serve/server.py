@@ -188,10 +188,11 @@ class _Server:
     def _describe(self, state: ServerState, facts: EngineFacts) -> str:
         host, port, *_ = self._listening.getsockname()
         host = f"[{host}]" if ":" in host else host
+        threads = "1 thread" if facts.threads == 1 else f"{facts.threads} threads"
         scheme = "https" if self._config.ssl_certfile else "http"
         return (
             f"srt: serving {state.model_name} at {scheme}://{host}:{port} ({facts.architecture}, "
-            f"{facts.dtype}, {facts.tier}, {facts.threads} threads, "
+            f"{facts.dtype}, {facts.tier}, {threads}, "
             f"{facts.kv_tokens:,} KV tokens)"
         )
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from srt.test.tiny_text_model import write_text_model
+
 _READY = re.compile(r"srt: serving (\S+) at (https?://\S+) \((.*)\)")
 _START_SECONDS = 120.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +97,21 @@ def live_server(
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def tiny_chat_server(directory: Path, template: str) -> Iterator[LiveServer]:
+    """A server of a tiny model with a tokenizer and this chat template, whose calls are Hermes's.
+
+    Args:
+        directory: Where the model is written.
+        template: The chat template.
+    """
+    model = write_text_model(directory / "tiny")
+    (model / "chat_template.jinja").write_text(template)
+    options = ["--max-total-tokens", "4096", "--tool-call-parser", "hermes"]
+    with live_server(model, options) as server:
+        yield server
 
 
 def wait_until(condition: "object", seconds: float = 20.0) -> None:

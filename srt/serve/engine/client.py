@@ -19,7 +19,7 @@ from srt.sampling.sampling_params import SamplingParams
 from srt.serve.engine.child import Child
 from srt.serve.engine.generations import Generation, GenerationEnd, GenerationPiece
 from srt.serve.engine.protocol import EngineFacts, EngineStats, add_message, decode_chunk
-from srt.serve.errors import ApiError
+from srt.serve.errors import ApiError, shutting_down
 from srt.serve.metrics import GenerationObserver, ServerMetrics
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class EngineClient:
         self.state = EngineState.CLOSED
         if self._supervisor is not None:
             self._supervisor.cancel()
-        self._fail_all(ApiError(503, "the server is shutting down", code="shutting_down"))
+        self._fail_all(shutting_down())
         if self._child is not None:
             await self._child.end()
 
@@ -188,7 +188,7 @@ class EngineClient:
         if self.state is EngineState.READY and self._child is not None:
             return self._child
         if self.state is EngineState.CLOSED:
-            raise ApiError(503, "the server is shutting down", code="shutting_down")
+            raise shutting_down()
         reason = "" if self.problem is None else f" ({self.problem})"
         raise ApiError(
             503,
@@ -226,7 +226,7 @@ class EngineClient:
                 self._forget(rid).put(piece)
         stats = message.get("stats")
         if stats is not None:
-            self.stats = EngineStats(**stats)
+            self.stats = EngineStats.from_message(stats)
 
     def _forget(self, rid: str) -> "_EngineGeneration":
         generation = self._open.pop(rid)

@@ -163,7 +163,7 @@ class EngineLoop:
 
     def _stats(self) -> dict[str, Any]:
         scheduler = self._engine.scheduler
-        kv, work = scheduler.kv, scheduler.work
+        kv = scheduler.kv
         return asdict(
             EngineStats(
                 running=scheduler.num_running,
@@ -172,12 +172,7 @@ class EngineLoop:
                 kv_used_tokens=kv.size - kv.available_size,
                 kv_cached_tokens=kv.cached_size,
                 retractions=scheduler.num_retractions,
-                prefill_passes=work.prefill_passes,
-                prefill_tokens=work.prefill_tokens,
-                prefill_seconds=work.prefill_seconds,
-                decode_passes=work.decode_passes,
-                decode_tokens=work.decode_tokens,
-                decode_seconds=work.decode_seconds,
+                work=scheduler.work,
             )
         )
 

@@ -10,13 +10,14 @@ then `step` for each pass that brings something.
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from srt.entrypoints.outputs import GenerateChunk
+from srt.managers.forward_pass import WorkDone
 from srt.sampling.logprobs import TokenLogprob
 from srt.sampling.sampling_params import SamplingParams
 from srt.serve.engine.generations import GenerationEnd, GenerationPiece
@@ -116,12 +117,7 @@ class EngineStats:
         kv_used_tokens: Slots that running requests use, shared prefixes once.
         kv_cached_tokens: Slots of prefixes that no running request uses.
         retractions: Requests that gave their slots back and began again.
-        prefill_passes: Passes over prompt tokens.
-        prefill_tokens: Tokens in them.
-        prefill_seconds: Time that they took.
-        decode_passes: Passes over one token of each running request; likewise the next two.
-        decode_tokens: Tokens in them.
-        decode_seconds: Time that they took.
+        work: What its passes have computed.
     """
 
     running: int = 0
@@ -130,20 +126,20 @@ class EngineStats:
     kv_used_tokens: int = 0
     kv_cached_tokens: int = 0
     retractions: int = 0
-    prefill_passes: int = 0
-    prefill_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_passes: int = 0
-    decode_tokens: int = 0
-    decode_seconds: float = 0.0
+    work: WorkDone = field(default_factory=WorkDone)
+
+    @classmethod
+    def from_message(cls, values: dict[str, Any]) -> "EngineStats":
+        """Of what `asdict` made of one."""
+        return cls(**values | {"work": WorkDone(**values["work"])})
 
 
 def add_message(rid: str, params: SamplingParams) -> dict[str, Any]:
     """A request, whose prompt is the frame's second part; defaults are left out."""
     given = {
-        field.name: value
-        for field in fields(SamplingParams)
-        if (value := getattr(params, field.name)) != field.default
+        one.name: value
+        for one in fields(SamplingParams)
+        if (value := getattr(params, one.name)) != one.default
     }
     return {"op": "add", "rid": rid, "params": given}
 

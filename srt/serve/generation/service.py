@@ -12,7 +12,7 @@ from srt.managers.messages import Message
 from srt.managers.tokenizer import ChatOptions
 from srt.sampling.random_numbers import SEED_LIMIT
 from srt.sampling.sampling_params import SamplingParams
-from srt.serve.errors import ApiError
+from srt.serve.errors import ApiError, shutting_down
 from srt.serve.generation.answer_stream import AnswerStream
 from srt.serve.parsers.answer_parser import AnswerParser
 from srt.serve.parsers.choice import ToolChoice
@@ -156,7 +156,7 @@ class GenerationService:
     async def _check(self, params: SamplingParams) -> None:
         """Refuses what needs no prompt to be refused."""
         if self._state.is_draining:
-            raise ApiError(503, "the server is shutting down", code="shutting_down")
+            raise shutting_down()
         self._state.engine.check_available()
         if params.is_structured:
             try:

@@ -81,7 +81,7 @@ def test_the_last_line_of_the_start_says_where_and_what(model: Path) -> None:
     try:
         line = server.lines[-1]
         assert line.startswith(f"srt: serving tiny at http://127.0.0.1:{server.port} (")
-        for word in ("LlamaForCausalLM", "float16", "1 threads", "KV tokens"):
+        for word in ("LlamaForCausalLM", "float16", "1 thread,", "KV tokens"):
             assert word in line
         assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
         assert httpx.get(f"{server.url}/ready").status_code == 200

@@ -107,7 +107,7 @@ def test_tokens_and_logprobs_are_those_of_an_engine_in_this_process(
             assert (end.finish_reason, end.completion_tokens) == ("length", 24)
             assert end.prompt_logprobs == want.prompt_logprobs
             assert all(piece.end is None for piece in one[:-1])
-        await until(lambda: client.stats.running == 0 and client.stats.decode_tokens > 0)
+        await until(lambda: client.stats.running == 0 and client.stats.work.decode_tokens > 0)
         assert client.stats.kv_used_tokens == 0
         assert client.num_open == client.num_queued == 0
 

@@ -19,6 +19,7 @@ from prometheus_client import generate_latest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from srt.errors import OptionError
+from srt.managers.forward_pass import WorkDone
 from srt.serve.config import ServerConfig
 from srt.serve.engine.generations import GenerationEnd
 from srt.serve.engine.protocol import EngineStats
@@ -350,7 +351,7 @@ def test_metrics_of_generations() -> None:
 
 def test_metrics_of_the_engine_and_of_requests() -> None:
     metrics = ServerMetrics()
-    stats = EngineStats(running=2, kv_tokens=100, kv_used_tokens=25, decode_passes=9)
+    stats = EngineStats(running=2, kv_tokens=100, kv_used_tokens=25, work=WorkDone(decode_passes=9))
     metrics.watch_engine(lambda: ("m", stats, None, 4, 1))
     request("GET", "/health", metrics=metrics)
     request("GET", "/" + "x" * 50, metrics=metrics)

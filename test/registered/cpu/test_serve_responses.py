@@ -12,8 +12,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from srt.test.ci_register import register_cpu_ci
-from srt.test.live_server import LiveServer, live_server
-from srt.test.tiny_text_model import write_text_model
+from srt.test.live_server import LiveServer, tiny_chat_server
 
 register_cpu_ci(est_time=15, suite="per-commit")
 
@@ -45,10 +44,7 @@ class Trip(BaseModel):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    model = write_text_model(tmp_path_factory.mktemp("models") / "tiny")
-    (model / "chat_template.jinja").write_text(TEMPLATE)
-    options = ["--max-total-tokens", "4096", "--tool-call-parser", "hermes"]
-    with live_server(model, options) as running:
+    with tiny_chat_server(tmp_path_factory.mktemp("models"), TEMPLATE) as running:
         yield running
 
 
